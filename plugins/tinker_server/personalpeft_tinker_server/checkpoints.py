@@ -219,6 +219,16 @@ class Checkpoints:
         else:
             row = self.find(owner, path)
             adapter = self._adapter(row)
+        targets = spec.targets(list(self._runtime.base().architecture.projections))
+        if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
+            attn, mlp = trained_parts(adapter.weights)
+            raise InvalidInput(
+                f"These weights have rank {adapter.manifest.rank} and "
+                f"{len(adapter.weights)} projections; the run has rank {spec.rank} and "
+                f"{len(targets)}.",
+                hint=f"Create the run with rank {adapter.manifest.rank}, train_attn {attn} and"
+                f" train_mlp {mlp}.",
+            )
         if optimizer:
             state = row and row["state_file"] and self._db.read_file(row["state_file"])
             if not state:
@@ -227,14 +237,6 @@ class Checkpoints:
                     hint="Load weights of save_state, or load without the optimizer.",
                 )
             return safetensors.numpy.load(state)
-        targets = spec.targets(list(self._runtime.base().architecture.projections))
-        if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
-            raise InvalidInput(
-                f"These weights have rank {adapter.manifest.rank} and "
-                f"{len(adapter.weights)} projections; the run has rank {spec.rank} and "
-                f"{len(targets)}.",
-                hint="Create the run with the rank and targets of weights_info.",
-            )
         factor = np.float32(adapter.manifest.scaling / spec.scaling)
         halves = {}
         for name, pair in adapter.weights.items():
@@ -424,6 +426,12 @@ def _user_and_layer(owner: str, path: str) -> tuple[str, str]:
     if owner.startswith(USER_OWNER) and owner != f"{USER_OWNER}{user}":
         raise NotFound("This layer is another user's.", hint="Open one of your own.")
     return user, layer
+
+
+def trained_parts(projections: Iterable[str]) -> tuple[bool, bool]:
+    """Return whether projections of attention are among those, and of the MLP."""
+    in_attention = ["attn" in name for name in projections]
+    return any(in_attention), not all(in_attention)
 
 
 def with_zero_moments(halves: State) -> State:

@@ -17,7 +17,7 @@ from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, QueueFull
 from personalpeft.plugins import HttpHost
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.checkpoints import format_time
+from personalpeft_tinker_server.checkpoints import format_time, trained_parts
 from personalpeft_tinker_server.codec import (
     PROTOBUF,
     M,
@@ -239,13 +239,14 @@ class Routes:
     def _weights_info(self) -> dict[str, Any]:
         path = self._read(models.WeightsInfo).tinker_path
         base, shape = self._service.weights_info(self._owner, path)
+        attn, mlp = trained_parts(shape.targets)
         return {
             "base_model": base,
             "is_lora": True,
             "lora_rank": shape.rank,
             "train_unembed": False,
-            "train_mlp": any("attn" not in name for name in shape.targets),
-            "train_attn": any("attn" in name for name in shape.targets),
+            "train_mlp": mlp,
+            "train_attn": attn,
         }
 
     def _all_checkpoints(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
+from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints, trained_parts
 from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
@@ -216,7 +216,7 @@ class Service:
     def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> QueuedCall:
         """Create a run of the shape of saved weights, and queue the call that loads them."""
         base, manifest = self.weights_info(owner, request.path)
-        names = manifest.targets
+        attn, mlp = trained_parts(manifest.targets)
         run = self._add_run(
             owner,
             request.session_id or "",
@@ -224,8 +224,8 @@ class Service:
             request.base_model or base,
             rank=manifest.rank,
             seed=0,
-            attn=any("attn" in name for name in names),
-            mlp=any("attn" not in name for name in names),
+            attn=attn,
+            mlp=mlp,
         )
         return self._queue(owner, "load_weights", body, run, None, id_=call_id("create", run))
 
