@@ -221,7 +221,9 @@ class Routes:
             kind, body = REFUSED, f"{error.message} {error.hint}".encode()
         else:
             number = parsed.model_id, parsed.seq_id
-        return _future(self._service.queue(self._owner, kind, body, *number))
+        # 0 is no number in protobuf.
+        run, seq = number[0], number[1] or None
+        return _future(self._service.queue(self._owner, kind, body, run, seq))
 
     # Weights
 

@@ -180,10 +180,14 @@ class Trainer:
                 self._futures.finish(call, Outcome(None, error, "user"))
             elif run in ready:
                 continue
+            elif call.seq is not None and call.seq < next_seq[run]:
+                error = (
+                    f"The run is past call {call.seq}: it was executed and its result was deleted,"
+                    " or it came too late."
+                )
+                self._futures.finish(call, Outcome(None, error, "user"))
             # A call without a number follows those that arrived before it.
-            elif (call.seq is None and run not in waiting) or (
-                call.seq is not None and call.seq <= next_seq[run]
-            ):
+            elif call.seq == next_seq[run] or (call.seq is None and run not in waiting):
                 ready[run] = call
             else:
                 waiting.add(run)
