@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from sqlite3 import Row
@@ -71,7 +72,8 @@ class Service:
     """
 
     def __init__(self, runtime: Runtime, options: Options, clock: Clock) -> None:
-        self._runtime, self._options, self._clock = runtime, options, clock
+        self._runtime, self._options = runtime, options
+        self._clock = steady = _steady(clock)
         self._db = Database(runtime.plugin_data(FOLDER))
         self._sources = Sources(runtime, self._db)
         self._started = False
@@ -82,14 +84,16 @@ class Service:
             "update sessions set seen = ? where seen >= (select max(seen) from sessions) - ? and not ended",
             *(self._now(), SILENCE_SECONDS),
         )
-        self.futures = Futures(self._db, clock)
+        # The clock may have been set back since.
+        self._db.execute("update sessions set seen = min(seen, ?)", self._now())
+        self.futures = Futures(self._db, steady)
         self.checkpoints = Checkpoints(runtime, self._db, clock)
         self._trainer = Trainer(
             runtime,
             self._db,
             self.futures,
             self.checkpoints,
-            clock,
+            steady,
             self._delete_old,
             lambda: self._vocabulary,
         )
@@ -423,3 +427,16 @@ class Service:
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
+
+
+def _steady(clock: Clock) -> Clock:
+    """Return a clock that is never set, and stops while the machine is suspended.
+
+    Ages of sessions and results are measured by it, since clients send nothing meanwhile.
+    """
+    start, timer = clock.now(), clock.timer()
+    return Clock(
+        now=lambda: start + timedelta(seconds=clock.timer() - timer),
+        timer=clock.timer,
+        entropy=clock.entropy,
+    )
