@@ -217,7 +217,7 @@ class Session(Protocol):
     def optim_step(self, params: AdamParams) -> float:
         """Make one optimizer step with the accumulated gradients, and clear them.
 
-        Without gradients nothing changes.
+        Without gradients nothing changes. Gradients whose norm is not finite are cleared only.
 
         Returns:
             The norm of the gradients before clipping.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from sqlite3 import Row
 from typing import Any, Literal, TypeAlias
@@ -28,8 +28,9 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.learning.outcomes import render_reasons
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.database import USER_OWNER, Database
 from personalpeft_tinker_server.run_spec import RunSpec
+from personalpeft_tinker_server.sources import Source, Sources
 
 SCHEME = "tinker://"
 USER_SCHEME = "personalpeft://"
@@ -55,6 +56,7 @@ class Checkpoints:
 
     def __init__(self, runtime: Runtime, database: Database, clock: Clock) -> None:
         self._runtime, self._db, self._clock = runtime, database, clock
+        self._sources = Sources(runtime, database)
 
     def save(
         self,
@@ -104,7 +106,8 @@ class Checkpoints:
             weights,
         )
         packed = pack(adapter)
-        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, call)
+        sources = self._sources.of(spec.run)
+        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, call, sources)
         return path
 
     def find(self, owner: str, path: str) -> Row:
@@ -117,10 +120,10 @@ class Checkpoints:
             " and coalesce(expires > ?, 1)",
             *(path, owner, self._now()),
         )
-        if row is None:
+        if row is None or any(map(self._sources.is_forgotten, self._sources.of(path))):
             raise NotFound(
                 f"There are no weights {path[:200]!a}.",
-                hint="They may have expired; list the checkpoints of your runs.",
+                hint="They may have expired, or come from a layer that was forgotten; list the checkpoints of your runs.",
             )
         return row
 
@@ -142,6 +145,7 @@ class Checkpoints:
     def delete(self, row: Row) -> None:
         """Delete a checkpoint and its files."""
         self._db.execute("delete from checkpoints where path = ?", row["path"])
+        self._sources.replace(row["path"], ())
         self._db.delete_unnamed_files((row["adapter"], row["state_file"]))
 
     def delete_expired(self) -> None:
@@ -180,6 +184,15 @@ class Checkpoints:
         """Return the digest of the adapter of saved weights; None for a user's layer."""
         return None if path.startswith(USER_SCHEME) else str(self.find(owner, path)["adapter"])
 
+    def sources(self, owner: str, path: str) -> set[Source]:
+        """Return the users' layers in saved weights, in a user's layer or in the bare base.
+
+        Raises ``NotFound``.
+        """
+        if not path.startswith(USER_SCHEME):
+            return self._sources.of(path)
+        return self._sources.of_layer(*_user_and_layer(owner, path))
+
     def read_adapter(self, digest: str) -> Adapter | None:
         """Return the adapter in one of the files; None if there is none."""
         data = self._db.read_file(digest)
@@ -206,6 +219,16 @@ class Checkpoints:
         else:
             row = self.find(owner, path)
             adapter = self._adapter(row)
+        targets = spec.targets(list(self._runtime.base().architecture.projections))
+        if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
+            attn, mlp = trained_parts(adapter.weights)
+            raise InvalidInput(
+                f"These weights have rank {adapter.manifest.rank} and "
+                f"{len(adapter.weights)} projections; the run has rank {spec.rank} and "
+                f"{len(targets)}.",
+                hint=f"Create the run with rank {adapter.manifest.rank}, train_attn {attn} and"
+                f" train_mlp {mlp}.",
+            )
         if optimizer:
             state = row and row["state_file"] and self._db.read_file(row["state_file"])
             if not state:
@@ -214,14 +237,6 @@ class Checkpoints:
                     hint="Load weights of save_state, or load without the optimizer.",
                 )
             return safetensors.numpy.load(state)
-        targets = spec.targets(list(self._runtime.base().architecture.projections))
-        if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
-            raise InvalidInput(
-                f"These weights have rank {adapter.manifest.rank} and "
-                f"{len(adapter.weights)} projections; the run has rank {spec.rank} and "
-                f"{len(targets)}.",
-                hint="Create the run with the rank and targets of weights_info.",
-            )
         factor = np.float32(adapter.manifest.scaling / spec.scaling)
         halves = {}
         for name, pair in adapter.weights.items():
@@ -254,6 +269,8 @@ class Checkpoints:
             raise InvalidInput(
                 "There must be one coefficient for each path.", hint="Send lists of one length."
             )
+        # Before the weights are read, which may be erased at any time.
+        sources = set().union(*map(self._sources.of, request.source_paths))
         parts = [self._adapter(self.find(owner, path)) for path in request.source_paths]
         pairs = concatenate(compose(list(zip(parts, request.coefficients, strict=True))))
         rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
@@ -270,7 +287,19 @@ class Checkpoints:
         spec = replace(spec, run=f"mix-{call_name[:16]}")
         path = f"{SCHEME}{spec.run}/sampler_weights/{name}"
         packed = pack(Adapter(manifest, padded))
-        self._put(spec, path, "sampler_weights", name, packed, None, None, None, True, call_name)
+        self._put(
+            spec,
+            path,
+            "sampler_weights",
+            name,
+            packed,
+            None,
+            ttl=None,
+            old=None,
+            overwrite=True,
+            call=call_name,
+            sources=sources,
+        )
         return path
 
     def adopt(self, owner: str, request: models.Adopt) -> models.AdoptResponse:
@@ -278,7 +307,15 @@ class Checkpoints:
 
         Raises:
             NotFound: There are no such weights, or no such user.
+            InvalidInput: They were trained from another user's layer.
         """
+        others = sorted({each.user for each in self._sources.of(request.tinker_path)})
+        if any(user != request.user for user in others):
+            raise InvalidInput(
+                f"These weights were trained from a layer of {', '.join(others)}. A layer of"
+                f" {request.user} would keep them when that layer is forgotten.",
+                hint="Adopt weights that were trained without it.",
+            )
         adapter = self._adapter(self.find(owner, request.tinker_path))
         manifest = replace(adapter.manifest, layer=request.layer, below=(), parent=None)
         base = self._runtime.base()
@@ -327,6 +364,7 @@ class Checkpoints:
         old: Row | None,
         overwrite: bool,
         call: str,
+        sources: Iterable[Source],
     ) -> None:
         saved = None if state is None else safetensors.numpy.save(dict(state))
         size = len(packed) + len(saved or b"")
@@ -347,15 +385,18 @@ class Checkpoints:
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()
-        # The call of a user who was forgotten meanwhile is gone, and saves nothing.
-        self._db.execute_durably(
-            "insert or replace into checkpoints (path, owner, run, kind, name, adapter, state_file,"
-            " size, created, expires, about) select ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-            " where exists (select 1 from calls where id = ?)",
-            *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
-            *(None if ttl is None else now + ttl, json.dumps({"base": spec.base, "call": call})),
-            call,
-        )
+        with self._db.transaction(durable=True):
+            # The call of a user who was forgotten meanwhile is gone, and saves nothing.
+            self._db.execute(
+                "insert or replace into checkpoints (path, owner, run, kind, name, adapter,"
+                " state_file, size, created, expires, about)"
+                " select ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+                " where exists (select 1 from calls where id = ?)",
+                *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
+                None if ttl is None else now + ttl,
+                *(json.dumps({"base": spec.base, "call": call}), call),
+            )
+            self._sources.replace(path, sources)
         replaced = () if old is None else (old["adapter"], old["state_file"])
         self._db.delete_unnamed_files((adapter, state_file, *replaced))
 
@@ -368,9 +409,7 @@ class Checkpoints:
         return adapter
 
     def _user_layer(self, owner: str, path: str) -> Adapter:
-        user, _, layer = path.removeprefix(USER_SCHEME).partition("/")
-        if owner.startswith("user:") and owner != f"user:{user}":
-            raise NotFound("This layer is another user's.", hint="Open one of your own.")
+        user, layer = _user_and_layer(owner, path)
         base = self._runtime.base()
         with host.temporary_folder() as folder:
             peft = folder / "adapter"
@@ -379,6 +418,20 @@ class Checkpoints:
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
+
+
+def _user_and_layer(owner: str, path: str) -> tuple[str, str]:
+    """Return a user and a layer of the user from a path. Raises ``NotFound`` for another user's."""
+    user, _, layer = path.removeprefix(USER_SCHEME).partition("/")
+    if owner.startswith(USER_OWNER) and owner != f"{USER_OWNER}{user}":
+        raise NotFound("This layer is another user's.", hint="Open one of your own.")
+    return user, layer
+
+
+def trained_parts(projections: Iterable[str]) -> tuple[bool, bool]:
+    """Return whether projections of attention are among those, and of the MLP."""
+    in_attention = ["attn" in name for name in projections]
+    return any(in_attention), not all(in_attention)
 
 
 def with_zero_moments(halves: State) -> State:

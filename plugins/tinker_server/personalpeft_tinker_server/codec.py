@@ -29,6 +29,8 @@ PROTOBUF = "application/x-protobuf"
 Array: TypeAlias = npt.NDArray[Any]
 M = TypeVar("M", bound=models.Wire)
 
+# What reading malformed bytes raises.
+_MALFORMED = (IndexError, KeyError, TypeError, ValueError, struct.error)
 # What the SDK takes for a place without a log-prob.
 _NO_LOGPROB = (0, -99999.0)
 # Values of the enum DType.
@@ -72,6 +74,25 @@ def read(kind: type[M], body: bytes) -> M:
         ) from None
 
 
+def read_number(body: bytes, *, protobuf: bool) -> tuple[str, int] | None:
+    """Return the run and the number of a call, from a body that may have mistakes elsewhere."""
+    try:
+        if protobuf:
+            found: dict[Any, Any] = {}
+            for number, value in read_fields(memoryview(body)):
+                found[number] = value
+                if {1, 2} <= found.keys():
+                    break
+            run, seq = _text(found[1]), found[2]
+        else:
+            fields = json.loads(body)
+            run, seq = fields["model_id"], fields["seq_id"]
+    except (*_MALFORMED, RecursionError):
+        return None
+    is_number = isinstance(seq, int) and 0 <= seq <= models.MAX_SEQ
+    return (run, seq) if isinstance(run, str) and is_number else None
+
+
 def read_forward_backward(body: bytes, *, protobuf: bool, forward: bool) -> ForwardBackward:
     """Return a pass from JSON or protobuf.
 
@@ -88,7 +109,7 @@ def read_forward_backward(body: bytes, *, protobuf: bool, forward: bool) -> Forw
             return _forward_backward(body)
         except InvalidInput:
             raise
-        except (IndexError, KeyError, ValueError, struct.error) as error:
+        except _MALFORMED as error:
             raise InvalidInput(
                 "The body is not a ForwardBackwardRequest of tinker_public.proto.",
                 hint="Use an SDK from 0.25 to 0.38, or send JSON.",
@@ -158,6 +179,8 @@ def _not_text(kind: str) -> InvalidInput:
 
 
 def _text(data: memoryview) -> str:
+    if not isinstance(data, memoryview):
+        raise TypeError("a field of text has another type")
     return bytes(data).decode()
 
 
@@ -172,6 +195,8 @@ def _forward_backward(body: bytes) -> ForwardBackward:
         if number == 1:
             model_id = _text(value)
         elif number == 2:
+            if not 0 <= value <= models.MAX_SEQ:
+                raise ValueError("a number is too large")
             seq_id = value or None
         elif number == 3:
             data.append(_datum(value))

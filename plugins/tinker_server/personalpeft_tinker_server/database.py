@@ -26,7 +26,6 @@ FOLDER = "tinker"
 USER_OWNER = "user:"
 """What the owner of a user's rows begins with, before the id."""
 _NAME = "server"
-_COUNTED = ("runs", "calls", "checkpoints", "samplers")
 _SCHEMA = """
 create table if not exists sessions (
     id text primary key, owner text not null, seen real not null, tags text not null,
@@ -36,7 +35,8 @@ create table if not exists runs (
     rank integer not null, seed integer not null, attn integer not null, mlp integer not null,
     created real not null, seen real not null, open integer not null,
     next_seq integer not null default 1, executed integer not null default 0,
-    parent text, state_file text, state_executed integer not null default 0);
+    parent text, state_file text, state_executed integer not null default 0,
+    base_digest text);
 create table if not exists calls (
     position integer primary key autoincrement, id text not null unique, owner text not null,
     run text, kind text not null, seq integer, body blob not null,
@@ -52,20 +52,32 @@ create table if not exists samplers (
     id text primary key, owner text not null, session text not null, model_path text,
     base text not null);
 create table if not exists owners (owner text primary key, since text not null);
+create table if not exists sources (
+    holder text not null, user text not null, since text not null, revision text not null,
+    primary key (holder, user, since, revision));
 """
+# By table, the column that names a run or checkpoint, whose sources ``sources`` has.
+_HOLDERS = {"runs": "id", "calls": "run", "checkpoints": "path", "samplers": "model_path"}
 
 
 def count_user_data(open_data: Callable[[str], PluginData], user: str) -> dict[str, int]:
-    """Return how many rows of each kind a home's Tinker server has of a user."""
+    """Return how many rows of each kind a home's Tinker server has of a user.
+
+    Rows of other owners count if their weights were trained from a layer of the user.
+    """
     data = open_data(FOLDER)
     if not (data.folder / f"{_NAME}.sqlite3").is_file():
         return {}
     with closing(data.connect(_NAME)) as db:
+        # An earlier version may have made the file.
+        db.executescript(_SCHEMA)
         return {
             table: db.execute(
-                f"select count(*) from {table} where owner = ?", [f"{USER_OWNER}{user}"]
+                f"select count(*) from {table} where owner = ? or {column} in"
+                " (select holder from sources where user = ?)",
+                [f"{USER_OWNER}{user}", user],
             ).fetchone()[0]
-            for table in _COUNTED
+            for table, column in _HOLDERS.items()
         }
 
 
@@ -104,6 +116,9 @@ class Database:
         self._db.execute("pragma journal_mode=wal").fetchall()
         self._db.execute("pragma synchronous=normal").fetchall()
         self._db.executescript(_SCHEMA)
+        # An earlier version made the table without it.
+        if not self.rows("select 1 from pragma_table_info('runs') where name = 'base_digest'"):
+            self.execute("alter table runs add column base_digest text")
 
     def _adopt_former_files(self) -> None:
         """Move the weights that an earlier version kept in a folder of its own."""
@@ -114,30 +129,31 @@ class Database:
             former.rmdir()
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Commit what happens in the block, durably, or nothing of it."""
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """Commit what happens in the block, or nothing of it.
+
+        Args:
+            durable: Whether the commit survives a power cut, and not a kill alone.
+        """
         with self._lock:
-            self._db.execute("begin immediate")
+            if durable:
+                self._db.execute("pragma synchronous=full").fetchall()
             try:
-                yield
-                self._db.execute("commit")
-            except BaseException:
-                self._db.execute("rollback")
-                raise
+                self._db.execute("begin immediate")
+                try:
+                    yield
+                    self._db.execute("commit")
+                except BaseException:
+                    self._db.execute("rollback")
+                    raise
+            finally:
+                if durable:
+                    self._db.execute("pragma synchronous=normal").fetchall()
 
     def execute(self, sql: str, *values: Any) -> int:
         """Run a statement; return how many rows it changed. Alone it is a transaction."""
         with self._lock:
             return self._db.execute(sql, values).rowcount
-
-    def execute_durably(self, sql: str, *values: Any) -> None:
-        """Run a statement whose effect a power cut does not undo."""
-        with self._lock:
-            self._db.execute("pragma synchronous=full").fetchall()
-            try:
-                self._db.execute(sql, values)
-            finally:
-                self._db.execute("pragma synchronous=normal").fetchall()
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Return the rows of a query."""
@@ -183,6 +199,35 @@ class Database:
                 " where m.type = 'table' and c.name = 'owner'"
             ):
                 self.execute(f"delete from {table['name']} where owner = ?", owner)
+        self.delete_unnamed_files(file for row in files for file in row)
+        self.rows("pragma wal_checkpoint(truncate)")
+
+    def erase_source(self, user: str, since: str, revision: str) -> None:
+        """Erase the weights that were trained from a revision, and what was sampled from them.
+
+        Their runs end.
+        """
+        holders = "(select holder from sources where user = ?1 and since = ?2 and revision = ?3)"
+        samplers = f"(select id from samplers where model_path in {holders})"
+        source = (user, since, revision)
+        with self.transaction():
+            files = self.rows(
+                f"select adapter, state_file from checkpoints where path in {holders}"
+                f" union all select null, state_file from runs where id in {holders}",
+                *source,
+            )
+            for statement in (
+                f"update runs set open = 0, state_file = null where id in {holders}",
+                f"delete from calls where run in {holders} and status != 'queued'",
+                # No other body need be JSON.
+                "delete from calls where status != 'queued' and case when kind = 'sample' then"
+                f" json_extract(cast(body as text), '$.model_path') in {holders} or"
+                f" json_extract(cast(body as text), '$.sampling_session_id') in {samplers} end",
+                f"delete from samplers where model_path in {holders}",
+                f"delete from checkpoints where path in {holders}",
+                f"delete from sources where holder in {holders}",
+            ):
+                self.execute(statement, *source)
         self.delete_unnamed_files(file for row in files for file in row)
         self.rows("pragma wal_checkpoint(truncate)")
 

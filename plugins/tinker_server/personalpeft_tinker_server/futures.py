@@ -132,8 +132,8 @@ class Futures:
             )
             if changed and call.run is not None:
                 self._db.execute(
-                    "update runs set executed = executed + 1, next_seq = coalesce(? + 1, next_seq)"
-                    " where id = ?",
+                    "update runs set executed = executed + 1,"
+                    " next_seq = max(next_seq, coalesce(? + 1, 0)) where id = ?",
                     *(call.seq, call.run),
                 )
                 self._db.execute(

@@ -86,19 +86,19 @@ def _cross_entropy(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, flo
 
 def _importance_sampling(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
     """``-sum r A``: the policy gradient, corrected for the policy that sampled."""
-    return -((lp - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
+    return -(_ratio(lp, inputs) * inputs["advantages"]).sum()
 
 
 def _ppo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
     """``-sum min(r A, clip(r) A)`` (Schulman et al. 2017, arXiv 1707.06347, eq. 7)."""
-    ratio = (lp - inputs["logprobs"]).exp()
+    ratio = _ratio(lp, inputs)
     clipped = ratio.clamp(*_clip(options))
     return -(ratio * inputs["advantages"]).minimum(clipped * inputs["advantages"]).sum()
 
 
 def _cispo(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> Any:
     """``-sum sg(clip(r)) lp A`` (MiniMax-M1 2025, arXiv 2506.13585, eq. 4)."""
-    ratio = (lp - inputs["logprobs"]).exp().clamp(*_clip(options)).detach()
+    ratio = _ratio(lp, inputs).clamp(*_clip(options)).detach()
     return -(ratio * lp * inputs["advantages"]).sum()
 
 
@@ -121,6 +121,12 @@ def _dro(lp: Any, inputs: Mapping[str, Any], options: Mapping[str, float]) -> An
     beta = options.get("beta", _DRO_BETA)
     distance = (lp - inputs["logprobs"]).square()
     return -(lp * inputs["advantages"] - beta / 2 * distance).sum()
+
+
+def _ratio(lp: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return ``r``, 1 where ``A`` is 0: there clients put -99999 for "no log-prob"."""
+    distance = lp - inputs["logprobs"]
+    return distance.where(inputs["advantages"] != 0, lp.new_zeros(())).exp()
 
 
 def _clip(options: Mapping[str, float]) -> tuple[float, float]:

@@ -11,6 +11,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 MAX_RANK = 64
 MAX_TOP_PROMPT_LOGPROBS = 256
+MAX_SEQ = 2**63 - 2
+"""The largest number of a call: the database must have room for the next."""
+_Seq: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEQ)]
 _Count: TypeAlias = Annotated[int, Field(ge=0)]
 _Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
@@ -57,7 +60,7 @@ class OptimizerConfig(Wire):
 
 class CreateModel(Wire):
     session_id: str
-    model_seq_id: int
+    model_seq_id: _Seq
     base_model: str
     lora_config: LoraConfig = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
@@ -105,7 +108,7 @@ class ForwardBackward(Wire):
     """``forward_backward``, and ``forward`` under its own name of the input."""
 
     model_id: str
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     input: ForwardBackwardInput = Field(
         validation_alias=AliasChoices("forward_backward_input", "forward_input")
     )
@@ -122,7 +125,7 @@ class ReverseKL(Wire):
     """MinT's ``forward_backward_reverse_kl``."""
 
     model_id: str
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     reference_model_path: str
     data: list[ReverseKLDatum]
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -139,7 +142,7 @@ class AdamParams(Wire):
 
 class OptimStep(Wire):
     model_id: str
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     adam_params: AdamParams | None = None
 
 
@@ -148,23 +151,23 @@ class OptimStep(Wire):
 
 class SaveWeights(Wire):
     model_id: str
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     path: _Name | None = None
     ttl_seconds: Annotated[int, Field(ge=1)] | None = None
     overwrite: bool = False
 
 
 class SaveWeightsForSampler(SaveWeights):
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: _Seq | None = None
 
 
 class LoadWeights(Wire):
     """``session_id`` and ``model_seq_id`` instead of ``model_id`` create the model."""
 
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: _Seq | None = None
     base_model: str | None = None
     path: str
     optimizer: bool = False
@@ -207,7 +210,7 @@ class AdoptResponse(BaseModel):
 
 class CreateSampler(Wire):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: _Seq
     base_model: str | None = None
     model_path: str | None = None
 
@@ -226,7 +229,7 @@ class Sample(Wire):
     sampling_params: SamplingParams
     num_samples: Annotated[int, Field(ge=1, le=256)] = 1
     sampling_session_id: str | None = None
-    seq_id: int | None = None
+    seq_id: _Seq | None = None
     base_model: str | None = None
     model_path: str | None = None
     prompt_logprobs: bool | None = None
@@ -241,13 +244,19 @@ class RetrieveFuture(Wire):
 # Responses
 
 
-class Tensor(BaseModel):
+class Result(BaseModel):
+    """The base of results of calls. They are stored as JSON with ``NaN`` and ``Infinity``."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class Tensor(Result):
     data: list[float]
     dtype: str = "float32"
     shape: list[int]
 
 
-class ForwardBackwardOutput(BaseModel):
+class ForwardBackwardOutput(Result):
     """Metric keys end in ``:<reduction>``, by which the SDK combines the chunks of a call."""
 
     loss_fn_output_type: str = "ArrayRecord"
@@ -255,20 +264,20 @@ class ForwardBackwardOutput(BaseModel):
     metrics: dict[str, float]
 
 
-class SampledSequence(BaseModel):
+class SampledSequence(Result):
     stop_reason: Literal["stop", "length"]
     tokens: list[int]
     logprobs: list[float]
 
 
-class SampleResponse(BaseModel):
+class SampleResponse(Result):
     type: Literal["sample"] = "sample"
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
 
 
-class ReverseKLResponse(BaseModel):
+class ReverseKLResponse(Result):
     outputs: list[dict[str, Tensor]]
     metrics: dict[str, float]
     type: Literal["mint_forward_backward_reverse_kl"] = "mint_forward_backward_reverse_kl"

@@ -14,19 +14,21 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
 from personalpeft.clock import Clock
-from personalpeft.errors import QueueFull
+from personalpeft.errors import InvalidInput, QueueFull
 from personalpeft.plugins import HttpHost
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.checkpoints import format_time
+from personalpeft_tinker_server.checkpoints import format_time, trained_parts
 from personalpeft_tinker_server.codec import (
     PROTOBUF,
     M,
     read,
     read_forward_backward,
+    read_number,
     write_protobuf,
 )
 from personalpeft_tinker_server.futures import QueuedCall
 from personalpeft_tinker_server.service import Service
+from personalpeft_tinker_server.training import REFUSED
 
 PREFIX = "/tinker/api/v1"
 
@@ -190,11 +192,10 @@ class Routes:
 
     def _forward_backward(self) -> dict[str, Any]:
         protobuf = request.mimetype == PROTOBUF
-        body = request.get_data()
-        parsed = read_forward_backward(body, protobuf=protobuf, forward=False)
-        kind = "forward_backward_protobuf" if protobuf else "forward_backward"
-        call = self._service.queue(self._owner, kind, body, parsed.model_id, parsed.seq_id)
-        return _future(call)
+        return self._queue_read(
+            "forward_backward_protobuf" if protobuf else "forward_backward",
+            lambda body: read_forward_backward(body, protobuf=protobuf, forward=False),
+        )
 
     def _forward(self) -> dict[str, Any]:
         return self._queue("forward", models.ForwardBackward)
@@ -203,10 +204,26 @@ class Routes:
         return self._queue("reverse_kl", models.ReverseKL)
 
     def _queue(self, kind: str, model: type[Any]) -> dict[str, Any]:
+        return self._queue_read(kind, lambda body: read(model, body))
+
+    def _queue_read(self, kind: str, read_body: Callable[[bytes], Any]) -> dict[str, Any]:
+        """Queue a call of a run; one with a mistake as a call that fails.
+
+        Clients count a call that was refused, so its number must not be missing.
+        """
         body = request.get_data()
-        parsed = read(model, body)
-        call = self._service.queue(self._owner, kind, body, parsed.model_id, parsed.seq_id)
-        return _future(call)
+        try:
+            parsed = read_body(body)
+        except InvalidInput as error:
+            number = read_number(body, protobuf=request.mimetype == PROTOBUF)
+            if number is None:
+                raise
+            kind, body = REFUSED, f"{error.message} {error.hint}".encode()
+        else:
+            number = parsed.model_id, parsed.seq_id
+        # 0 is no number in protobuf.
+        run, seq = number[0], number[1] or None
+        return _future(self._service.queue(self._owner, kind, body, run, seq))
 
     # Weights
 
@@ -215,24 +232,23 @@ class Routes:
 
     def _load_weights(self) -> dict[str, Any]:
         body = request.get_data()
-        parsed = read(models.LoadWeights, body)
-        if parsed.model_id is None:
-            return _future(self._service.create_run_from(self._owner, parsed, body))
-        call = self._service.queue(
-            self._owner, "load_weights", body, parsed.model_id, parsed.seq_id
-        )
-        return _future(call)
+        if read_number(body, protobuf=False) is None:
+            parsed = read(models.LoadWeights, body)
+            if parsed.model_id is None:
+                return _future(self._service.create_run_from(self._owner, parsed, body))
+        return self._queue("load_weights", models.LoadWeights)
 
     def _weights_info(self) -> dict[str, Any]:
         path = self._read(models.WeightsInfo).tinker_path
         base, shape = self._service.weights_info(self._owner, path)
+        attn, mlp = trained_parts(shape.targets)
         return {
             "base_model": base,
             "is_lora": True,
             "lora_rank": shape.rank,
             "train_unembed": False,
-            "train_mlp": any("attn" not in name for name in shape.targets),
-            "train_attn": any("attn" in name for name in shape.targets),
+            "train_mlp": mlp,
+            "train_attn": attn,
         }
 
     def _all_checkpoints(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,12 +21,14 @@ from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.training import failure
 
-# Calls whose samples are in the engine at once. More wait here, not in its queue.
+# Calls whose samples are in the engine at once. More wait here, not in its queue. An owner without
+# such a call may exceed the first number, since a worker may take long to get free.
 _WORKERS = 16
+_MAX_WORKERS = 64
 
 
 class Sampler:
-    """Executes the sampling calls.
+    """Executes the sampling calls. Owners take turns; one owner's calls start in order of arrival.
 
     Args:
         runtime: The open runtime; its engine is loaded with the first call.
@@ -50,7 +53,11 @@ class Sampler:
         self._vocabulary = vocabulary
         self._stopping = threading.Event()
         self._cancelled: set[str] = set()
-        self._executor = ThreadPoolExecutor(_WORKERS, "personalpeft-tinker-sampling")
+        # The order of the owners is the order of their turns. The lock guards both.
+        self._waiting: dict[str, deque[QueuedCall]] = {}
+        self._running: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(_MAX_WORKERS, "personalpeft-tinker-sampling")
 
     def start(self) -> None:
         """Execute the calls that a restart left without a result."""
@@ -59,7 +66,11 @@ class Sampler:
 
     def submit(self, call: QueuedCall) -> None:
         """Execute a call when there is room."""
-        self._executor.submit(self._execute, call)
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            self._waiting.setdefault(call.owner, deque()).append(call)
+            self._start_waiting()
 
     def cancel(self, id_: str) -> None:
         """End a call that nobody waits for."""
@@ -67,8 +78,35 @@ class Sampler:
 
     def close(self) -> None:
         """Stop. Calls without a result stay queued."""
-        self._stopping.set()
+        with self._lock:
+            self._stopping.set()
+            self._waiting.clear()
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _start_waiting(self) -> None:
+        """Start the calls that there is room for. The caller holds the lock."""
+        while (running := self._running.total()) < _MAX_WORKERS:
+            owners = (o for o in self._waiting if running < _WORKERS or not self._running[o])
+            owner = next(owners, None)
+            if owner is None:
+                return
+            calls = self._waiting.pop(owner)
+            call = calls.popleft()
+            if calls:
+                # Its next turn comes last.
+                self._waiting[owner] = calls
+            self._running[owner] += 1
+            self._executor.submit(self._work, call)
+
+    def _work(self, call: QueuedCall) -> None:
+        try:
+            self._execute(call)
+        finally:
+            with self._lock:
+                self._running[call.owner] -= 1
+                if not self._running[call.owner]:
+                    del self._running[call.owner]
+                self._start_waiting()
 
     def _execute(self, call: QueuedCall) -> None:
         try:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from sqlite3 import Row
@@ -15,10 +16,11 @@ from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints
+from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints, trained_parts
 from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
+from personalpeft_tinker_server.sources import Sources
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
 # Runs of clients that send heartbeats that one owner may have.
@@ -70,8 +72,10 @@ class Service:
     """
 
     def __init__(self, runtime: Runtime, options: Options, clock: Clock) -> None:
-        self._runtime, self._options, self._clock = runtime, options, clock
+        self._runtime, self._options = runtime, options
+        self._clock = steady = _steady(clock)
         self._db = Database(runtime.plugin_data(FOLDER))
+        self._sources = Sources(runtime, self._db)
         self._started = False
         self._lock, self._owners_lock = threading.Lock(), threading.Lock()
         self._erase_forgotten()
@@ -80,14 +84,16 @@ class Service:
             "update sessions set seen = ? where seen >= (select max(seen) from sessions) - ? and not ended",
             *(self._now(), SILENCE_SECONDS),
         )
-        self.futures = Futures(self._db, clock)
+        # The clock may have been set back since.
+        self._db.execute("update sessions set seen = min(seen, ?)", self._now())
+        self.futures = Futures(self._db, steady)
         self.checkpoints = Checkpoints(runtime, self._db, clock)
         self._trainer = Trainer(
             runtime,
             self._db,
             self.futures,
             self.checkpoints,
-            clock,
+            steady,
             self._delete_old,
             lambda: self._vocabulary,
         )
@@ -138,6 +144,7 @@ class Service:
     def _erase_forgotten(self) -> None:
         for (owner,) in self._db.rows("select owner from owners"):
             self._erase_former(owner)
+        self._sources.erase_forgotten()
 
     # Sessions
 
@@ -213,7 +220,7 @@ class Service:
     def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> QueuedCall:
         """Create a run of the shape of saved weights, and queue the call that loads them."""
         base, manifest = self.weights_info(owner, request.path)
-        names = manifest.targets
+        attn, mlp = trained_parts(manifest.targets)
         run = self._add_run(
             owner,
             request.session_id or "",
@@ -221,8 +228,8 @@ class Service:
             request.base_model or base,
             rank=manifest.rank,
             seed=0,
-            attn=any("attn" in name for name in names),
-            mlp=any("attn" not in name for name in names),
+            attn=attn,
+            mlp=mlp,
         )
         return self._queue(owner, "load_weights", body, run, None, id_=call_id("create", run))
 
@@ -369,9 +376,10 @@ class Service:
             seed = int.from_bytes(self._clock.entropy(4), "little")
         now = self._now()
         self._db.execute(
-            "insert into runs (id, owner, session, base, rank, seed, attn, mlp, created, seen, open)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
-            *(run, owner, session, base, rank, seed % 2**63, int(attn), int(mlp), now, now),
+            "insert into runs (id, owner, session, base, base_digest, rank, seed, attn, mlp,"
+            " created, seen, open) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
+            *(run, owner, session, base, self._runtime.base().digest, rank, seed % 2**63),
+            *(int(attn), int(mlp), now, now),
         )
         return run
 
@@ -419,3 +427,16 @@ class Service:
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
+
+
+def _steady(clock: Clock) -> Clock:
+    """Return a clock that is never set, and stops while the machine is suspended.
+
+    Ages of sessions and results are measured by it, since clients send nothing meanwhile.
+    """
+    start, timer = clock.now(), clock.timer()
+    return Clock(
+        now=lambda: start + timedelta(seconds=clock.timer() - timer),
+        timer=clock.timer,
+        entropy=clock.entropy,
+    )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import safetensors.numpy
 
 from personalpeft import PersonalPeftError, Runtime
@@ -31,8 +32,12 @@ from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
 from personalpeft_tinker_server.reverse_kl import add_gradients, open_reference
 from personalpeft_tinker_server.run_spec import RunSpec
+from personalpeft_tinker_server.sources import Sources
 
 log = logging.getLogger(__name__)
+
+REFUSED = "refused"
+"""The kind of a call that was refused when it was posted. Its body is the text of the error."""
 
 # Seconds between stores of a run's state. A restart executes the later calls again.
 _STORE_SECONDS = 30.0
@@ -89,6 +94,7 @@ class Trainer:
         self._runtime, self._db, self._futures = runtime, database, futures
         self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
         self._vocabulary = vocabulary
+        self._sources = Sources(runtime, database)
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
         self._news = False
@@ -126,6 +132,7 @@ class Trainer:
         last_chores = self._clock.timer()
         try:
             while not self._stopping:
+                calls: list[QueuedCall] = []
                 try:
                     if self._chores_due or self._clock.timer() - last_chores >= _CHORES_SECONDS:
                         last_chores = self._clock.timer()
@@ -140,6 +147,10 @@ class Trainer:
                         continue
                 except Exception as error:  # noqa: BLE001 - the thread must outlive any error
                     log.error("training: %s", format_origin(error))
+                    # Their results may not be stored, so they are executed again. Opened again,
+                    # their runs have what the stored calls did.
+                    for call in calls:
+                        self._drop(call.run)
                 with self._wake:
                     if not self._news and not self._stopping:
                         self._wake.wait(_IDLE_SECONDS)
@@ -162,14 +173,21 @@ class Trainer:
         for call in queued:
             run = call.run or ""
             if run not in next_seq:
-                error = "The run was released: its client sent no heartbeats, or unloaded it."
+                error = (
+                    "The run was released: its client sent no heartbeats or unloaded it, or a"
+                    " layer that it was trained from was forgotten."
+                )
                 self._futures.finish(call, Outcome(None, error, "user"))
             elif run in ready:
                 continue
+            elif call.seq is not None and call.seq < next_seq[run]:
+                error = (
+                    f"The run is past call {call.seq}: it was executed and its result was deleted,"
+                    " or it came too late."
+                )
+                self._futures.finish(call, Outcome(None, error, "user"))
             # A call without a number follows those that arrived before it.
-            elif (call.seq is None and run not in waiting) or (
-                call.seq is not None and call.seq <= next_seq[run]
-            ):
+            elif call.seq == next_seq[run] or (call.seq is None and run not in waiting):
                 ready[run] = call
             else:
                 waiting.add(run)
@@ -207,9 +225,14 @@ class Trainer:
                 )
             except Exception as error:  # noqa: BLE001 - the clients get it
                 for call, *_ in group:
+                    self._drop(call.run)
                     self._fail(call, error)
                 continue
             for (call, run, _, losses), own in zip(group, results, strict=True):
+                if not all(math.isfinite(result.loss) for result in own):
+                    self._drop(call.run)
+                    self._fail(call, _not_finite())
+                    continue
                 run.has_gradients |= backward
                 self._finish(call, write_pass(losses, own))
 
@@ -229,6 +252,8 @@ class Trainer:
     def _single(self, call: QueuedCall) -> bytes:
         """Execute a call that is no pass, and return its result as JSON."""
         body = self._futures.body(call)
+        if call.kind == REFUSED:
+            raise InvalidInput(body.decode())
         if call.kind == "create_model":
             self._open(call.run or "")
             return _json(type="create_model", model_id=call.run)
@@ -238,6 +263,13 @@ class Trainer:
         if call.kind == "optim_step":
             norm = run.session.optim_step(read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
+            if not math.isfinite(norm):
+                # A later start must not add them again.
+                self._store_state(run)
+                raise InvalidInput(
+                    "The gradients are not finite, so no step was made and they are cleared.",
+                    hint=_CHECK_INPUTS,
+                )
             return _json(type="optim_step", metrics={"grad_norm:mean": norm})
         if call.kind == "reverse_kl":
             return self._reverse_kl(run, call).model_dump_json().encode()
@@ -252,7 +284,12 @@ class Trainer:
     def _reverse_kl(self, run: _Run, call: QueuedCall) -> models.ReverseKLResponse:
         request = read(models.ReverseKL, self._futures.body(call))
         backend = self._runtime.training_backend()
-        adapter = self._checkpoints.adapter(call.owner, request.reference_model_path)
+        path = request.reference_model_path
+        sources = self._checkpoints.sources(call.owner, path)
+        adapter = self._checkpoints.adapter(call.owner, path)
+        # Asked twice, since a learn may promote another revision meanwhile.
+        sources |= self._checkpoints.sources(call.owner, path)
+        self._sources.add(run.spec.run, sources)
         reference = open_reference(backend, adapter)
         try:
             response = add_gradients(
@@ -265,6 +302,9 @@ class Trainer:
             )
         finally:
             reference.close()
+        if not math.isfinite(response.metrics["loss:mean"]):
+            self._drop(call.run)
+            raise _not_finite()
         run.has_gradients = True
         # The reference may be deleted, and the call could not be executed again.
         run.stored = -math.inf
@@ -304,12 +344,16 @@ class Trainer:
 
     def _load(self, call: QueuedCall, request: models.LoadWeights) -> bytes:
         run = self._open(call.run or "")
-        run.has_gradients = False
-        run.session.restore(
-            self._checkpoints.training_state(
-                run.spec, call.owner, request.path, optimizer=request.optimizer
-            )
+        sources = self._checkpoints.sources(call.owner, request.path)
+        state = self._checkpoints.training_state(
+            run.spec, call.owner, request.path, optimizer=request.optimizer
         )
+        # Asked twice, since a learn may promote another revision meanwhile.
+        sources |= self._checkpoints.sources(call.owner, request.path)
+        run.has_gradients = False
+        run.session.restore(state)
+        # The chores, which erase by them, run on this thread.
+        self._sources.replace(run.spec.run, sources)
         parent = self._checkpoints.digest(call.owner, request.path)
         run.spec = replace(run.spec, parent=parent)
         self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
@@ -320,13 +364,20 @@ class Trainer:
         if run_id in self._runs:
             return self._runs[run_id]
         (row,) = self._db.rows("select * from runs where id = ?", run_id)
+        base = self._runtime.base()
+        # None in rows of an earlier version.
+        if row["base_digest"] not in (None, base.digest):
+            raise InvalidInput(
+                f"This run was trained on another base, {row['base_digest'][:12]}.",
+                hint=f"Serve that base again, or create a run on {base.card.name}.",
+            )
         spec = RunSpec.of(row)
         backend = self._runtime.training_backend()
         session = backend.session(
             SessionSpec(
                 spec.rank,
                 spec.scaling,
-                spec.targets(list(self._runtime.base().architecture.projections)),
+                spec.targets(list(base.architecture.projections)),
                 spec.seed,
             )
         )
@@ -375,13 +426,17 @@ class Trainer:
     def _store_state(self, run: _Run) -> None:
         """Store the state of a run that has no gradients, from which a restart continues."""
         run.stored = self._clock.timer()
-        file = self._db.put_file(safetensors.numpy.save(dict(run.session.state())))
+        state = run.session.state()
+        if not all(np.isfinite(array).all() for array in state.values()):
+            # It could not be restored. The calls after the state before lead here again.
+            return
+        file = self._db.put_file(safetensors.numpy.save(dict(state)))
         old = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
-            "update runs set state_file = ?, state_executed = executed where id = ?",
+            "update runs set state_file = ?, state_executed = executed where id = ? and open",
             *(file, run.spec.run),
         )
-        # The run of a forgotten user has no row, so the new file has no name then.
+        # The run of a forgotten user has no row or is over, so the new file has no name then.
         self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
 
     def _evict_runs(self) -> None:
@@ -416,10 +471,22 @@ class Trainer:
     def _fail(self, call: QueuedCall, error: Exception) -> None:
         """Store an error as the call's outcome, and undo what the call did to its run."""
         self._futures.finish(call, failure(error))
-        run = None if isinstance(error, PersonalPeftError) else self._runs.pop(call.run or "", None)
-        if run is not None:
+        if not isinstance(error, PersonalPeftError):
             # Opened again, it has what the calls that succeeded did.
+            self._drop(call.run)
+
+    def _drop(self, run_id: str | None) -> None:
+        """Free a run's session without storing its state."""
+        run = self._runs.pop(run_id or "", None)
+        if run is not None:
             run.session.close()
+
+
+_CHECK_INPUTS = "Check the inputs of the loss, or load weights and use a lower learning rate."
+
+
+def _not_finite() -> InvalidInput:
+    return InvalidInput("The loss is not finite, so no gradients were added.", hint=_CHECK_INPUTS)
 
 
 _PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from tinker_makers import TEXT, TinkerServer, datum, passed
 
 from personalpeft.errors import InvalidInput
-from personalpeft_tinker_server.codec import PROTOBUF, read_forward_backward, write_protobuf
+from personalpeft_tinker_server import models
+from personalpeft_tinker_server.codec import (
+    PROTOBUF,
+    read_forward_backward,
+    read_number,
+    write_protobuf,
+)
 from personalpeft_tinker_server.protobuf import read_fields, write_bytes, write_double, write_varint
 
 # What tinker 0.38.0 sends for the pass of ``EXPECTED``.
@@ -61,6 +68,33 @@ def test_a_truncated_request_is_refused(size: int) -> None:
         return
     # A message may end after any whole field.
     assert sum(1 for _ in read_fields(memoryview(RECORDED[:size]))) < 6
+
+
+def test_a_request_with_a_mistake_still_has_its_number() -> None:
+    number = ("session-1:train:0", 300)
+    for size in (25, len(RECORDED) - 1, len(RECORDED)):
+        assert read_number(RECORDED[:size], protobuf=True) == number
+    assert read_number(RECORDED[:10], protobuf=True) is None
+    body = json.dumps({**EXPECTED, "forward_backward_input": float("nan")}).encode()
+    assert read_number(body, protobuf=False) == number
+    assert read_number(write_varint(1, 2**40) + write_varint(2, 3), protobuf=True) is None
+    for text in (
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"model_id": 3, "seq_id": 3}',
+        '{"model_id": "x", "seq_id": -1}',
+        "[" * 100_000,
+    ):
+        assert read_number(text.encode(), protobuf=False) is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7])
+def test_a_field_of_another_type_is_refused(number: int) -> None:
+    body = RECORDED + write_varint(number, 2**64)
+    with pytest.raises(InvalidInput, match="not a ForwardBackwardRequest"):
+        read_forward_backward(body, protobuf=True, forward=False)
 
 
 def test_images_are_refused() -> None:
@@ -143,6 +177,23 @@ def test_top_log_probs_in_protobuf_are_two_matrices() -> None:
     assert (field[0], top[3], top[4]) == (3, 2, 2)
     assert np.frombuffer(top[1], "<i4").tolist() == [0, 0, 5, 6]
     assert np.frombuffer(top[2], "<f4").tolist() == [-99999, -99999, -0.5, -1.5]
+
+
+def test_results_keep_numbers_that_are_not_finite() -> None:
+    values = [math.nan, math.inf, -math.inf, 0.5]
+    output = models.ForwardBackwardOutput(
+        loss_fn_outputs=[{"logprobs": models.Tensor(data=values, shape=[4])}],
+        metrics={"loss:sum": math.nan},
+    )
+    sampled = models.SampledSequence(stop_reason="stop", tokens=[1] * 4, logprobs=values)
+    sample = models.SampleResponse(sequences=[sampled], prompt_logprobs=[None, *values])
+    expected = np.array(values, "<f4").tobytes()
+    for result in (output, sample):
+        text = result.model_dump_json()
+        assert "NaN" in text
+        message = write_protobuf(text.encode(), json_allowed=True)
+        assert message is not None
+        assert expected in message
 
 
 def test_results_without_a_message_stay_json() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tinker_makers import TEXT, CallFailed, Run, TinkerServer, datum
+from tinker_makers import TEXT, CallFailed, Run, TinkerServer, datum, tensor, tokens
 
 from personalpeft_tinker_server.database import count_user_data
 
@@ -78,3 +78,90 @@ def test_what_the_server_keeps_of_a_user_is_counted(start: Callable[[], TinkerSe
     assert kept["checkpoints"] == 1
     assert kept["calls"] >= 1
     assert set(count_user_data(data, "ad").values()) == {0}
+
+
+def _layer_of_carla(server: TinkerServer) -> str:
+    """Make a layer of carla and return its path."""
+    run = server.session("carla").run()
+    run.train(2, [datum(TRACE)])
+    path = run.save("mine")
+    body = {"tinker_path": path, "user": "carla", "layer": "skill.fox", "accept": True}
+    run.session.client.post("personal/adopt", body)
+    return "personalpeft://carla/skill.fox"
+
+
+def _forget_user(server: TinkerServer) -> None:
+    server.runtime.forget_user("carla")
+
+
+def _forget_layer(server: TinkerServer) -> None:
+    server.runtime.user("carla").forget("skill.fox")
+
+
+@pytest.mark.parametrize("forget", [_forget_user, _forget_layer])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
+    start: Callable[[], TinkerServer], forget: Callable[[TinkerServer], None], restarted: bool
+) -> None:
+    server = start()
+    layer = _layer_of_carla(server)
+    session = server.session()
+    client = session.client
+    loaded, distilled, free = session.run(), session.run(), session.run()
+    loaded.call("load_weights", path=layer, optimizer=False)
+    item = {
+        "student_input": tokens(TEXT[:5]),
+        "reference_input": tokens(TEXT[:5]),
+        "target_tokens": tensor(TEXT[5:9], "int64"),
+        "weights": tensor([1.0] * 4),
+    }
+    distilled.call("mint/forward_backward_reverse_kl", reference_model_path=layer, data=[item])
+    distilled.step()
+    free.train(1)
+    copies = [run.save("copy") for run in (loaded, distilled)]
+    again = session.run()
+    again.call("load_weights", path=copies[0], optimizer=True)
+    copies.append(again.save("copy"))
+    mix = {"source_paths": copies[:1], "coefficients": [0.5]}
+    request = client.post("mint/checkpoints/interpolate", mix)["request_id"]
+    copies.append(client.result(request)["path"])
+    kept = free.save("kept")
+    body = {"prompt": tokens(TEXT[:4]), "sampling_params": {"max_tokens": 4}}
+    sample = client.post("asample", {**body, "model_path": copies[0]})["request_id"]
+    client.result(sample)
+    count = count_user_data(server.runtime.plugin_data, "carla")
+    forget(server)
+    for path in copies:
+        client.post("weights_info", {"tinker_path": path}, status=404)
+    if restarted:
+        server = start()
+        client = server.client(token=client.secret)
+    else:
+        server.extension.service.do_chores()
+    assert [each["tinker_path"] for each in client.get("checkpoints")["checkpoints"]] == [kept]
+    client.post("retrieve_future", {"request_id": sample}, status=410)
+    assert count["checkpoints"] == 1 + len(copies)
+    left = count_user_data(server.runtime.plugin_data, "carla")
+    assert left["checkpoints"] == (forget is _forget_layer)
+    session.client = client
+    for run in (loaded, distilled, again):
+        with pytest.raises(CallFailed, match="forgotten"):
+            run.train(1)
+    free.train(1)
+
+
+def test_weights_from_a_layer_are_not_adopted_for_another_user(
+    start: Callable[[], TinkerServer],
+) -> None:
+    server = start()
+    layer = _layer_of_carla(server)
+    server.runtime.user("dan")
+    run = server.session().run()
+    run.call("load_weights", path=layer, optimizer=False)
+    body = {"tinker_path": run.save("copy"), "layer": "skill.fox", "accept": True}
+    client = run.session.client
+    refused = client.ask("POST", "personal/adopt", {**body, "user": "dan"})
+    assert refused.status_code == 400
+    assert "a layer of carla" in refused.get_data(as_text=True)
+    assert server.runtime.user("dan").stack().entries == ()
+    client.post("personal/adopt", {**body, "user": "carla"})

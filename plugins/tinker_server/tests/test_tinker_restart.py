@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker_makers
 from tinker_makers import (
     TEXT,
     CallFailed,
@@ -120,6 +125,31 @@ def test_a_pass_that_fails_in_the_server_leaves_nothing_behind(
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_IDLE_SECONDS", 0.05)
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(4)
+    losses = run.train(2)
+    store = server.extension.service.futures.finish
+    failures = []
+
+    def fail(*args: Any) -> None:
+        if len(failures) < 6:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        store(*args)
+
+    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    losses.append(loss_of(run.forward_backward([datum(TEXT)])))
+    run.step()
+    assert len(failures) == 6
+    losses += run.train(1)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start: Start) -> None:
     server = start()
     run = server.session().run()
@@ -132,6 +162,53 @@ def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start:
     assert client.ask("DELETE", place).status_code == 204
     run = on(start(), run)
     assert run.forward([datum(TEXT)]) == before
+
+
+def test_a_run_does_not_go_on_on_another_base(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(3)
+    losses = run.train(1)
+    losses.append(loss_of(run.forward_backward([datum(TEXT)])))
+    path = run.save("kept")
+    other = tmp_path / "other"
+    shutil.copytree(server.runtime.base().folder, other)
+    template = server.runtime.base().card.template
+    (other / "chat_template.jinja").write_text(template, "utf-8")
+    for file in other.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({name: array[::-1].copy() for name, array in tensors.items()}, file)
+    with monkeypatch.context() as patch:
+        patch.setattr(tinker_makers, "BASE", str(other))
+        moved = on(start(), run)
+        for call in (moved.step, lambda: moved.forward([datum(TEXT)]), lambda: moved.save("x")):
+            with pytest.raises(CallFailed, match="on another base") as failed:
+                call()
+            assert failed.value.args[1] == "user"
+    # On its own base it goes on.
+    back = on(start(), moved)
+    back.step()
+    losses += back.train(1)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    back.call("load_weights", path=path, optimizer=True)
+
+
+def test_a_run_of_an_earlier_version_goes_on(start: Start) -> None:
+    server = start()
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(2)
+    losses = run.train(1)
+    server.extension.close()
+    with closing(server.runtime.plugin_data("tinker").connect("server")) as db:
+        db.execute("alter table runs drop column base_digest")
+        db.execute("drop table sources")
+        db.commit()
+    losses += on(start(), run).train(1)
+    assert losses == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_second_server_of_the_home_is_refused(start: Start) -> None:

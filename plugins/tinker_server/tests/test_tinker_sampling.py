@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
-from tinker_makers import TEXT, CallFailed, TinkerServer, datum, logprobs_of
+from tinker_makers import TEXT, CallFailed, TinkerServer, datum, logprobs_of, tokens
 
 PROMPT = TEXT[:6]
 
@@ -51,6 +53,28 @@ def test_log_probs_of_samples_are_those_of_training(server: TinkerServer) -> Non
     assert sampled["prompt_logprobs"][0] is None
     both = [*sampled["prompt_logprobs"][1:], *sequence["logprobs"]]
     assert both == pytest.approx(trained, abs=2e-3)
+
+
+def test_many_samples_of_one_token_do_not_hold_up_those_of_another(server: TinkerServer) -> None:
+    ada, bob = server.session("ada"), server.session("bob")
+    samplers = ada.sampler(), bob.sampler()
+    body = {
+        "sampling_session_id": samplers[0],
+        "num_samples": 4,
+        "prompt": tokens(PROMPT),
+        "sampling_params": {"max_tokens": 200},
+    }
+    requests = [ada.client.post("asample", body)["request_id"] for _ in range(40)]
+    assert bob.sample(samplers[1], PROMPT)["sequences"]
+    left = server.extension.service.futures.queued(in_runs=False)
+    for request in requests:
+        ada.client.post("cancel_future", {"request_id": request})
+    assert len(left) > 30
+    # In the end each call has an outcome.
+    for request in requests:
+        with suppress(CallFailed):
+            ada.client.result(request)
+    assert server.extension.service.futures.queued(in_runs=False) == []
 
 
 def test_top_k_draws_from_the_likeliest_tokens_alone(server: TinkerServer) -> None:

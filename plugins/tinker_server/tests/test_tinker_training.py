@@ -17,6 +17,8 @@ from tinker_makers import (
     passed,
 )
 
+from personalpeft_tinker_server.codec import PROTOBUF
+
 OTHER = list(b"pack my box with five dozen jugs")
 
 
@@ -184,6 +186,74 @@ def test_each_loss_is_its_formula(server: TinkerServer, name: str) -> None:
     assert run.step()["metrics"]["grad_norm:mean"] > 0
 
 
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+def test_places_without_advantage_need_no_log_prob(server: TinkerServer, name: str) -> None:
+    """Clients send -99999 for the log-probs that samples do not have."""
+    run = server.session().run()
+    count = len(TEXT) - 1
+    advantages = [0.0] * 8 + [1.0] * (count - 8)
+    norms, losses = [], []
+    for missing in (-99999.0, -3.0):
+        logprobs = [missing] * 8 + [-5.0] * (count - 8)
+        request = run.submit(
+            "forward_backward",
+            forward_backward_input=passed(
+                [datum(TEXT, logprobs=logprobs, advantages=advantages)], name
+            ),
+        )
+        losses.append(loss_of(run.session.client.result(request)))
+        answer = run.session.client.ask(
+            "POST", "retrieve_future", {"request_id": request}, headers={"Accept": PROTOBUF}
+        )
+        assert (answer.status_code, answer.mimetype) == (200, PROTOBUF)
+        norms.append(run.step(0.0)["metrics"]["grad_norm:mean"])
+    assert losses[0] == losses[1]
+    assert norms[0] == norms[1] > 0
+
+
+@pytest.mark.parametrize(("distance", "advantage"), [(200.0, 1.0), (86.5, 0.15)])
+def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(
+    server: TinkerServer, distance: float, advantage: float
+) -> None:
+    undisturbed, run = (server.session().run() for _ in range(2))
+    expected = undisturbed.train(3)
+    losses = run.train(1)
+    lp = np.array(logprobs_of(run.forward([datum(TEXT)])))
+    advantages = [advantage] * len(lp)
+    data = [datum(TEXT, logprobs=(lp - distance).tolist(), advantages=advantages)]
+
+    def learn() -> None:
+        run.forward_backward(data, "importance_sampling")
+        run.step()
+
+    with pytest.raises(CallFailed, match="not finite") as failed:
+        learn()
+    assert failed.value.args[1] == "user"
+    losses += run.train(2)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("adam", [{"learning_rate": 1e39}, {"learning_rate": 1e30}, {"eps": 0.0}])
+@pytest.mark.parametrize("evicted", [True, False])
+def test_a_run_whose_weights_are_not_finite_says_so_and_can_load_others(
+    server: TinkerServer, adam: dict[str, float], evicted: bool
+) -> None:
+    run = server.session().run()
+    path = run.save("good")
+    run.forward_backward([datum(TEXT)])
+    run.call("optim_step", adam_params=adam)
+    client = run.session.client
+    if evicted:
+        client.ask("POST", f"sessions/{run.session.id}/finish", {})
+        server.extension.service.do_chores()
+    for call in (run.forward, run.forward_backward):
+        with pytest.raises(CallFailed, match="not finite") as failed:
+            call([datum(TEXT)])
+        assert failed.value.args[1] == "user"
+    run.call("load_weights", path=path, optimizer=True)
+    assert run.train(2)[1] < 1e4
+
+
 def test_a_custom_loss_is_a_forward_and_a_weighted_cross_entropy(server: TinkerServer) -> None:
     """The SDK computes the gradient of its loss by each log-prob, and sends it as weights."""
     custom, plain = (server.session().run() for _ in range(2))
@@ -215,6 +285,30 @@ def test_a_mistake_of_the_client_is_named_and_the_run_goes_on(
         run.forward_backward(data, loss)
     assert failed.value.args[1] == "user"
     assert loss_of(run.forward([datum(TEXT)])) > 0
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "problem"),
+    [
+        ("save_weights", {"path": "epoch 1"}, "path"),
+        ("load_weights", {"path": 3}, "path"),
+        ("optim_step", {"adam_params": {"learning_rate": math.nan}}, "learning_rate"),
+        (
+            "forward_backward",
+            {"forward_backward_input": passed([datum(TEXT, weights=[math.inf])], "cross_entropy")},
+            "weights",
+        ),
+    ],
+)
+def test_a_call_that_is_refused_does_not_hold_up_those_after_it(
+    server: TinkerServer, route: str, body: dict[str, object], problem: str
+) -> None:
+    run = server.session().run()
+    before = run.train(1)
+    with pytest.raises(CallFailed, match=problem) as failed:
+        run.call(route, **body)
+    assert failed.value.args[1] == "user"
+    assert run.train(1) < before
 
 
 def test_runs_that_are_queued_together_train_as_each_alone(server: TinkerServer) -> None:

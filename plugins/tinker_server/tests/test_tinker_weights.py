@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tinker_makers import TEXT, CallFailed, TinkerServer, datum, loss_of
@@ -49,11 +50,26 @@ def test_a_load_can_create_the_run(server: TinkerServer) -> None:
     assert info["lora_rank"] == 3
 
 
-def test_weights_of_another_shape_are_refused(server: TinkerServer) -> None:
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ({"rank": 2}, "rank 2, train_attn True and train_mlp True"),
+        ({"rank": 4, "train_mlp": False}, "rank 4, train_attn True and train_mlp False"),
+        ({"rank": 4, "train_attn": False}, "rank 4, train_attn False and train_mlp True"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(
+    server: TinkerServer, optimizer: bool, shape: dict[str, Any], hint: str
+) -> None:
     session = server.session()
-    path = session.run(rank=2).save("state")
-    with pytest.raises(CallFailed, match="rank 2"):
-        session.run(rank=4).call("load_weights", path=path, optimizer=False)
+    path = session.run(**shape).save("state")
+    run = session.run(rank=4)
+    before = run.train(1)
+    with pytest.raises(CallFailed, match=hint) as failed:
+        run.call("load_weights", path=path, optimizer=optimizer)
+    assert failed.value.args[1] == "user"
+    assert run.train(1) < before
 
 
 def test_a_name_is_given_once_unless_the_client_overwrites(server: TinkerServer) -> None:

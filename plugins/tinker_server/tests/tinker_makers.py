@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flask import Flask
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.clock import SYSTEM, Clock
 from personalpeft.settings import Serving
 from personalpeft_app.http import security
 from personalpeft_app.http.concurrency import limiter_of
@@ -29,6 +31,24 @@ BASE = "tiny-random"
 PYTHONS = "PERSONALPEFT_TINKER_PYTHONS"
 """Python programs with an SDK, separated by colons; ``make tinker-env`` makes them."""
 TEXT = list(b"the quick brown fox jumps over the lazy dog")
+
+
+@dataclass
+class MovedClock:
+    """A clock whose time a test moves on: the wall clock's, the timer's, or both."""
+
+    wall: float = 0.0
+    timer: float = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.wall += seconds
+        self.timer += seconds
+
+    def clock(self) -> Clock:
+        return Clock(
+            now=lambda: datetime.now(UTC) + timedelta(seconds=self.wall),
+            timer=lambda: time.monotonic() + self.timer,
+        )
 
 
 @dataclass
@@ -53,10 +73,11 @@ def open_server(
     home: Path,
     options: Options = Options(),  # noqa: B008
     max_queue: int = Serving().max_queue,
+    clock: Clock = SYSTEM,
 ) -> Iterator[TinkerServer]:
     serving = Serving(max_queue=max_queue)
     with personalpeft.open(home, base=BASE, backend="torch", serving=serving) as runtime:
-        extension = TinkerExtension(runtime, security.plugin_host(), options)
+        extension = TinkerExtension(runtime, security.plugin_host(), options, clock)
         try:
             yield TinkerServer(runtime, make_app(runtime, more=[extension.blueprint]), extension)
         finally:

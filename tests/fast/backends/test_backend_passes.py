@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from backend_makers import bytes_of, continuation, session_spec, training_steps
@@ -97,6 +99,18 @@ def test_log_probs_are_of_the_targets(torch_tiny: TrainingBackend) -> None:
     for result, score in zip((plain, aimed), scores, strict=True):
         np.testing.assert_allclose(result.token_logprobs[0], score.token_logprobs, atol=1e-4)
     assert plain.loss != aimed.loss
+
+
+def test_gradients_that_are_not_finite_make_no_step(torch_tiny: TrainingBackend) -> None:
+    session = torch_tiny.session(session_spec(torch_tiny))
+    before = bytes_of(session)
+    item = continuation(torch_tiny, "hello", "Ahoy!")
+    torch_tiny.forward_backward([session], [[SFTLoss(item, weight=math.inf)]])
+    assert not math.isfinite(session.optim_step(STEP))
+    assert bytes_of(session) == before
+    torch_tiny.forward_backward([session], [losses(torch_tiny)])
+    assert math.isfinite(session.optim_step(STEP))
+    assert bytes_of(session) != before
 
 
 def test_each_step_has_its_own_options(torch_tiny: TrainingBackend) -> None:

@@ -137,9 +137,9 @@ class TorchSession:
     def optim_step(self, params: AdamParams) -> float:
         """Take an optimizer step with the accumulated gradients, clear them, return their norm."""
         limit = math.inf if params.max_grad_norm is None else params.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(self._halves.values(), limit)
+        norm = float(nn.utils.clip_grad_norm_(self._halves.values(), limit))
         grads = {name: half.grad for name, half in self._halves.items() if half.grad is not None}
-        if grads:
+        if grads and math.isfinite(norm):
             moments = [self._moments[name] for name in grads]
             steps = [each["step"] for each in moments]
             with torch.no_grad():
@@ -162,7 +162,7 @@ class TorchSession:
                     maximize=False,
                 )
         self._clear_gradients()
-        return float(norm)
+        return norm
 
     def weights(self) -> Mapping[str, LoRAWeights]:
         """Return a copy of the current weights."""

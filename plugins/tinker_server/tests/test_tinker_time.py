@@ -1,0 +1,84 @@
+"""What hours do to runs and results: late repeats, silent clients, suspends and idle runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tinker_makers import (
+    TEXT,
+    CallFailed,
+    MovedClock,
+    TinkerServer,
+    datum,
+    open_server,
+    passed,
+)
+
+HOUR = 3600.0
+FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
+
+
+@pytest.fixture
+def moved() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+def timed(tmp_path: Path, moved: MovedClock, float32: None) -> Iterator[TinkerServer]:
+    """A server on the clock that the test moves."""
+    with open_server(tmp_path / "home", clock=moved.clock()) as opened:
+        yield opened
+
+
+def test_a_call_that_is_posted_again_after_its_result_was_deleted_is_not_executed_again(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    undisturbed, run = (timed.session().run() for _ in range(2))
+    expected = undisturbed.train(4)
+    run.train(3)
+    client = run.session.client
+    # The state is stored at the next step, after which the results are not needed.
+    moved.advance(40)
+    run.step(0.0)
+    undisturbed.step(0.0)
+    moved.advance(HOUR + 60)
+    client.post("session_heartbeat", {"session_id": run.session.id})
+    timed.extension.service.do_chores()
+    again = run.submit("forward_backward", seq=5, **FB)
+    with pytest.raises(CallFailed, match="past call 5") as failed:
+        client.result(again)
+    assert failed.value.args[1] == "user"
+    assert run.train(1) == pytest.approx(expected[3:], rel=1e-6)
+
+
+@pytest.mark.parametrize("days", [2, -2])
+def test_a_run_outlives_a_suspend_or_a_jump_of_the_clock(
+    timed: TinkerServer, moved: MovedClock, days: int
+) -> None:
+    undisturbed, run = (timed.session().run() for _ in range(2))
+    expected = undisturbed.train(2)
+    losses = run.train(1)
+    request = run.submit("forward", forward_input=FB["forward_backward_input"])
+    client = run.session.client
+    before = client.result(request)
+    moved.wall += days * 24 * HOUR
+    timed.extension.service.do_chores()
+    assert client.result(request) == before
+    losses += run.train(1)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_whose_client_is_silent_for_a_day_is_over(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    silent, alive = (timed.session().run() for _ in range(2))
+    moved.advance(25 * HOUR)
+    # A jump back does not bring it back.
+    moved.wall -= 48 * HOUR
+    alive.session.client.post("session_heartbeat", {"session_id": alive.session.id})
+    timed.extension.service.do_chores()
+    with pytest.raises(CallFailed, match="released"):
+        silent.train(1)
+    alive.train(1)
