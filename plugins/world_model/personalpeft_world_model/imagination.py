@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from personalpeft import InvalidInput, User, host
+from personalpeft import InvalidInput, User
 from personalpeft.types import Revision
 from personalpeft_world_model.environment import Environment, Outcome, State
 from personalpeft_world_model.model import WorldModel
@@ -119,22 +119,27 @@ def begins_with(words: Iterable[str]) -> Callable[[str], bool]:
 def warm_start(model: WorldModel, user: User, skill: str) -> Revision:
     """Begin a skill with what a world model learned, and return its first revision.
 
-    The skill's own demonstrations are then learned on top of it.
+    The skill's own demonstrations are then learned on top of it. What the world model forgets, the
+    skill forgets too.
 
     Args:
         model: The world model.
-        user: The owner of the skill, on the same base.
+        user: The owner of the skill and of the model.
         skill: A skill without a live revision.
 
     Raises:
-        InvalidInput: The skill has a live revision.
+        InvalidInput: The skill has a live revision, or the model belongs to another user.
         NotFound: The model has no live revision.
     """
     layer = f"skill.{skill}"
+    if user.id != model.user.id:
+        raise InvalidInput(
+            f"The world model belongs to {model.user.id}, and a skill of {user.id} would keep what "
+            f"{model.user.id} forgets.",
+            hint=f"Begin the skill as {model.user.id}.",
+        )
     if any(each.name == layer and each.head for each in user.layers()):
         raise InvalidInput(
             f"{layer} has a live revision already.", hint="Roll it back to the base first."
         )
-    with host.temporary_folder() as folder:
-        path = model.user.export_peft(folder / "adapter", layer=model.layer)
-        return user.import_peft(path, layer=layer)
+    return model.user.copy_layer(model.layer, layer)

@@ -144,6 +144,20 @@ def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
         warm_start(model, user, "cook")
 
 
+def test_a_skill_forgets_what_the_model_forgets(runtime: Runtime) -> None:
+    model = kitchen_model(runtime)
+    user = model.user
+    first = warm_start(model, user, "cook")
+    lesson = next(iter(user.revisions(model.layer)[-1].signals))
+    assert first.id in user.forget(lesson, rebuild=False).revisions
+
+
+def test_a_skill_of_another_user_is_refused(model: WorldModel, runtime: Runtime) -> None:
+    with pytest.raises(InvalidInput, match="belongs to") as refused:
+        warm_start(model, runtime.user("bob"), "cook")
+    assert refused.value.hint
+
+
 @pytest.mark.parametrize("name", ["", "Coin", "a b", "x" * 40])
 def test_a_wrong_name_is_refused(runtime: Runtime, name: str) -> None:
     with pytest.raises(InvalidInput, match="name"):
