@@ -87,7 +87,13 @@ class ReasoningGym:
         """
         words = reply.split()
         answers = dict.fromkeys([reply.strip(), words[-1].rstrip(".!") if words else ""])
-        return max(float(self._score(answer, entry=dict(task.about))) for answer in answers)
+        return max(self._score_answer(answer, task) for answer in answers)
+
+    def _score_answer(self, answer: str, task: Task) -> float:
+        try:
+            return float(self._score(answer, entry=dict(task.about)))
+        except Exception:  # noqa: BLE001 - some scorers raise for an answer that they cannot read.
+            return 0.0
 
     def _create_dataset(self, *, seed: int, size: int) -> Any:
         try:

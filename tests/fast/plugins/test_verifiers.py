@@ -69,6 +69,15 @@ def test_unknown_family_or_setting_lists_the_existing_ones() -> None:
         assert wrong.value.hint
 
 
+@pytest.mark.parametrize("family", ["prime_factorization", "boxnet", "game_of_life"])
+def test_reply_that_a_scorer_cannot_read_is_wrong(family: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    verifier = Plugins().verifier("reasoning-gym", family)
+    (task,) = verifier.tasks(1, 1)
+    for reply in ("I do not know.", '{"a": [1]}', "7", "[1]"):
+        assert verifier.verify(task, reply)["right"] < 0.1
+
+
 UNSAFE = (
     "binary_matrix coin_flip countdown intermediate_integration n_queens polynomial_multiplication "
     "propositional_logic puzzle24 rubiks_cube rush_hour simple_integration spiral_matrix "
@@ -97,7 +106,7 @@ def test_no_offered_scorer_runs_a_reply() -> None:
     """A new interpreter, since an audit hook cannot be removed. Scorers may run their own tasks."""
     pytest.importorskip("reasoning_gym")
     program = f"""
-import contextlib, sys
+import sys
 from personalpeft.plugins import Plugins
 from reasoning_gym.factory import DATASETS
 ran = []
@@ -106,8 +115,7 @@ for family in sorted(set(DATASETS) - set({UNSAFE!r}.split()) - {{"composite"}}):
     verifier = Plugins().verifier("reasoning-gym", family)
     task = verifier.tasks(1, 1)[0]
     for reply in ("7654321 + 1", "[7654321]", "F+7654321", "7654321 - x"):
-        with contextlib.suppress(Exception):
-            verifier.verifier.verify(task, reply)
+        verifier.verify(task, reply)
 assert not [text for text in ran if "7654321" in text], ran
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
