@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from personalpeft import InvalidInput, User
@@ -77,7 +77,8 @@ class Verification:
     """Checks the irreversible actions of an agent before they are taken.
 
     It is a policy: call it, or give it to ``run_policy``. An action that the model expects to lose
-    the game is not taken; the agent is asked again.
+    the game is not taken; the agent is asked again. If it repeats a refused action, another one
+    that the state accepts is drawn, and without one the game is given up.
 
     Attributes:
         model: Predicts what an action does.
@@ -92,6 +93,7 @@ class Verification:
     is_irreversible: Callable[[str], bool]
     budget: int = 10
     checks: int = 0
+    _loses: dict[tuple[str, str, str], bool] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.budget < 0:
@@ -101,13 +103,23 @@ class Verification:
 
     def __call__(self, task: str, state: State, rng: random.Random) -> str | None:
         """Return the agent's action, or another one where the first would lose the game."""
+        refused: set[str] = set()
         action = self.policy(task, state, rng)
-        while action is not None and self.is_irreversible(action) and self.checks < self.budget:
-            self.checks += 1
-            if self.model.predict(task, state, action).outcome is not Outcome.LOST:
-                break
+        while action is not None and self._is_refused(task, state, action):
+            refused.add(action)
             action = self.policy(task, state, rng)
+            if action in refused:
+                others = [each for each in state.actions if each not in refused]
+                action = rng.choice(others) if others else None
         return action
+
+    def _is_refused(self, task: str, state: State, action: str) -> bool:
+        """Return whether an action is expected to lose. The same one is checked once a game."""
+        key = (task, state.text, action)
+        if key not in self._loses and self.is_irreversible(action) and self.checks < self.budget:
+            self.checks += 1
+            self._loses[key] = self.model.predict(task, state, action).outcome is Outcome.LOST
+        return self._loses.get(key, False)
 
 
 def begins_with(words: Iterable[str]) -> Callable[[str], bool]:

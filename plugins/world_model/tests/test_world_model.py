@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_an_action_that_would_lose_is_not_taken_while_the_budget_lasts(model: Wo
 
     assert {state.text for state in results(0)} == {DINNER.text, BURNED.text}
     assert set(results(10)) == {DINNER}
+
+
+@pytest.mark.parametrize("budget", [1, 10])
+def test_an_agent_that_repeats_a_losing_action_does_not_get_its_way(
+    model: WorldModel, budget: int
+) -> None:
+    checked = Verification(model, lambda *_: "cook", begins_with(["cook"]), budget)
+    for _ in range(3):
+        assert checked(TASK, FRIED, random.Random(0)) == "eat"
+        assert checked(TASK, replace(FRIED, actions=()), random.Random(0)) is None
+    assert checked.checks == 1
 
 
 def test_a_negative_budget_is_refused(model: WorldModel) -> None:
