@@ -8,14 +8,18 @@ from typing import Protocol
 
 
 class Outcome(StrEnum):
-    """Whether a task goes on, is solved, or cannot be solved any more."""
+    """Whether a task goes on, is solved, or cannot be solved any more.
+
+    ``UNKNOWN`` is only predicted: the state was longer than a prediction, so its flag was cut off.
+    """
 
     RUNNING = "running"
     WON = "won"
     LOST = "lost"
+    UNKNOWN = "unknown"
 
 
-_FLAGS = {Outcome.RUNNING: "", Outcome.WON: " [SUCCESS]", Outcome.LOST: " [FAILURE]"}
+_FLAGS = {Outcome.WON: " [SUCCESS]", Outcome.LOST: " [FAILURE]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,14 @@ class State:
     @property
     def written(self) -> str:
         """The text with a flag for the outcome, as the model reads and writes it."""
-        return self.text + _FLAGS[self.outcome]
+        return self.text + _FLAGS.get(self.outcome, "")
 
     @staticmethod
     def read(written: str) -> State:
         """Return the state that ``written`` gave, without actions and advice."""
         text = written.strip()
         for outcome, flag in _FLAGS.items():
-            if flag and text.endswith(flag.strip()):
+            if text.endswith(flag.strip()):
                 return State(text.removesuffix(flag.strip()).rstrip(), outcome)
         return State(text)
 

@@ -69,7 +69,10 @@ def imagine(
     for number, game in enumerate(islice(cycle(environments), count)):
         imagined = ImaginedGame(model, game.name, game.task, game.reset(), actions_of)
         rng = random.Random(f"{seed} {game.name} {number}")
-        yield run_policy(imagined, policy, rng, name=IMAGINED, max_steps=max_steps)
+        run = run_policy(imagined, policy, rng, name=IMAGINED, max_steps=max_steps)
+        if run.final.outcome is Outcome.UNKNOWN:  # Half a state teaches nothing right.
+            run = replace(run, steps=run.steps[:-1])
+        yield run
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Verification:
     """Checks the irreversible actions of an agent before they are taken.
 
     It is a policy: call it, or give it to ``run_policy``. An action that the model expects to lose
-    the game is not taken; the agent is asked again. If it repeats a refused action, another one
+    the game, or whose end it cannot predict, is not taken; the agent is asked again. If it repeats a refused action, another one
     that the state accepts is drawn, and without one the game is given up.
 
     Attributes:
@@ -114,11 +117,12 @@ class Verification:
         return action
 
     def _is_refused(self, task: str, state: State, action: str) -> bool:
-        """Return whether an action is expected to lose. The same one is checked once a game."""
+        """Return whether an action may lose. The same one is checked once a game."""
         key = (task, state.text, action)
         if key not in self._loses and self.is_irreversible(action) and self.checks < self.budget:
             self.checks += 1
-            self._loses[key] = self.model.predict(task, state, action).outcome is Outcome.LOST
+            expected = self.model.predict(task, state, action).outcome
+            self._loses[key] = expected in (Outcome.LOST, Outcome.UNKNOWN)
         return self._loses.get(key, False)
 
 

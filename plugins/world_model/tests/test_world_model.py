@@ -15,6 +15,7 @@ from world_makers import (
     RAW,
     RECORDINGS,
     TASK,
+    TRAINING,
     Kitchen,
     kitchen,
     kitchen_model,
@@ -26,7 +27,9 @@ from personalpeft_world_model import (
     Outcome,
     Rate,
     State,
+    Step,
     Training,
+    Trajectory,
     Verification,
     WorldModel,
     begins_with,
@@ -115,6 +118,20 @@ def test_an_agent_that_repeats_a_losing_action_does_not_get_its_way(
         assert checked(TASK, FRIED, random.Random(0)) == "eat"
         assert checked(TASK, replace(FRIED, actions=()), random.Random(0)) is None
     assert checked.checks == 1
+
+
+def test_a_state_that_is_cut_has_no_known_outcome(runtime: Runtime) -> None:
+    end = State("you see " + "many things, " * 30 + "and the end", Outcome.LOST)
+    model = WorldModel(runtime.user("world"), "shop")
+    runs = [Trajectory(f"g{n}", f"Task {n}.", RAW, (Step("buy", end),)) for n in range(4)]
+    model.teach(runs)
+    model.learn(replace(TRAINING, epochs=10), accept=True)
+    assert model.predict("Task 1.", RAW, "buy").outcome is Outcome.UNKNOWN
+    assert measure_fidelity(model, runs).matched == Rate(0, 4)
+    checked = Verification(model, lambda *_: "buy", begins_with(["buy"]))
+    assert checked("Task 1.", replace(RAW, actions=()), random.Random(0)) is None
+    (imagined,) = imagine(model, [Kitchen()], lambda *_: "buy", 1, seed=0)
+    assert all(step.state.outcome is not Outcome.UNKNOWN for step in imagined.steps)
 
 
 def test_a_negative_budget_is_refused(model: WorldModel) -> None:

@@ -27,7 +27,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="[]"), min_size=
 )
 
 
-@given(text=TEXTS, outcome=st.sampled_from(Outcome))
+@given(text=TEXTS, outcome=st.sampled_from(sorted({*Outcome} - {Outcome.UNKNOWN})))
 def test_a_state_is_read_as_it_was_written(text: str, outcome: Outcome) -> None:
     assert State.read(State(text, outcome).written) == State(text, outcome)
 
