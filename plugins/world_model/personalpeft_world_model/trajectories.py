@@ -184,7 +184,8 @@ def _read(path: Path) -> bytes:
 
 def _parse(data: bytes, source: str) -> tuple[Trajectory, ...]:
     try:
-        lines = data.decode().splitlines()
+        # Some editors begin a file with a mark. Texts may hold other line breaks than "\n".
+        lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{source} is not UTF-8 text.", hint="Name a file of JSONL.") from error
     found = []

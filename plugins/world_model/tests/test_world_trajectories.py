@@ -15,6 +15,8 @@ from personalpeft_world_model import (
     Outcome,
     Rate,
     State,
+    Step,
+    Trajectory,
     measure_baselines,
     read_jsonl,
     record,
@@ -39,6 +41,22 @@ def test_recordings_of_real_games_are_read_as_they_were_written(tmp_path: Path) 
     copy = tmp_path / "copy.jsonl"
     assert write_jsonl(copy, recorded) == len(recorded)
     assert copy.read_bytes() == RECORDINGS.read_bytes()
+
+
+def test_any_text_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = State("five stars\u2028very\u2029good\u0085and\x0b\x0c\x1c\r\nmore")
+    run = Trajectory("shop", "Buy it.", RAW, (Step("next", state),))
+    write_jsonl(tmp_path / "shop.jsonl", [run])
+    ((step,),) = (each.steps for each in read_jsonl(tmp_path / "shop.jsonl"))
+    assert step.state == state
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_file_of_another_editor_is_read(tmp_path: Path, line_end: str) -> None:
+    file = tmp_path / "windows.jsonl"
+    lines = RECORDINGS.read_text("utf-8").splitlines()
+    file.write_bytes(line_end.join(["\ufeff" + lines[0], *lines[1:]]).encode())
+    assert read_jsonl(file) == read_jsonl(RECORDINGS)
 
 
 def test_a_chat_without_a_first_state_is_read_too(tmp_path: Path) -> None:
