@@ -27,7 +27,7 @@ class State:
     """What an environment shows after an action.
 
     Attributes:
-        text: The observation.
+        text: The observation. Space around it is dropped, as where it is read from a file.
         outcome: Whether the task goes on.
         actions: The actions that it accepts now, where it says so.
         advice: The next action of a solution, where the environment knows one.
@@ -37,6 +37,9 @@ class State:
     outcome: Outcome = Outcome.RUNNING
     actions: tuple[str, ...] = ()
     advice: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.strip())
 
     @property
     def written(self) -> str:
@@ -49,7 +52,7 @@ class State:
         text = written.strip()
         for outcome, flag in _FLAGS.items():
             if text.endswith(flag.strip()):
-                return State(text.removesuffix(flag.strip()).rstrip(), outcome)
+                return State(text.removesuffix(flag.strip()), outcome)
         return State(text)
 
 

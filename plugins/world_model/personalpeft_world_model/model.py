@@ -166,7 +166,7 @@ class WorldModel:
                 layers=layers,
             )
             if reply.finish_reason == "length":
-                return State(reply.text.strip(), Outcome.UNKNOWN)
+                return State(reply.text, Outcome.UNKNOWN)
             return State.read(reply.text)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:

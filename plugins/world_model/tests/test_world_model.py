@@ -134,6 +134,19 @@ def test_a_state_that_is_cut_has_no_known_outcome(runtime: Runtime) -> None:
     assert all(step.state.outcome is not Outcome.UNKNOWN for step in imagined.steps)
 
 
+def test_space_around_a_state_is_no_miss(model: WorldModel) -> None:
+    spaced = [
+        replace(
+            run,
+            steps=tuple(
+                Step(s.action, State(f" {s.state.text}\n", s.state.outcome)) for s in run.steps
+            ),
+        )
+        for run in kitchen()
+    ]
+    assert measure_fidelity(model, spaced).matched == Rate(5, 5)
+
+
 def test_a_negative_budget_is_refused(model: WorldModel) -> None:
     with pytest.raises(InvalidInput, match="budget"):
         Verification(model, clumsy, begins_with(["cook"]), -1)

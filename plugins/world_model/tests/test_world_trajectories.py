@@ -59,6 +59,13 @@ def test_a_file_of_another_editor_is_read(tmp_path: Path, line_end: str) -> None
     assert read_jsonl(file) == read_jsonl(RECORDINGS)
 
 
+def test_a_recording_teaches_the_same_before_and_after_it_was_written(tmp_path: Path) -> None:
+    grid = State("  S x\n\n", actions=("go",)), State("\n  x S\n", Outcome.WON)
+    run = Trajectory("grid", "Go.", grid[0], (Step("go", grid[1]),))
+    write_jsonl(tmp_path / "grid.jsonl", [run])
+    assert list(demonstrations([run])) == list(demonstrations(read_jsonl(tmp_path / "grid.jsonl")))
+
+
 def test_a_chat_without_a_first_state_is_read_too(tmp_path: Path) -> None:
     file = tmp_path / "paper.jsonl"
     messages = [("system", "Win."), ("user", "jump"), ("assistant", "You won. [SUCCESS]")]
