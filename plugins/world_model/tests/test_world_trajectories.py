@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_makers import RAW, RECORDINGS, TASK, Kitchen, kitchen
 
-from personalpeft import InvalidInput
+from personalpeft import InvalidInput, MissingPackage
 from personalpeft_world_model import (
     Outcome,
     Rate,
@@ -112,6 +113,21 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="once"):
         write_jsonl(file, [])
     assert len(read_jsonl(file)) == 3
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MissingPackage("No games.", hint="Install.")])
+def test_a_recording_that_is_stopped_leaves_no_file(
+    tmp_path: Path, stop: BaseException | type[BaseException]
+) -> None:
+    def recorded() -> Iterator[Trajectory]:
+        yield kitchen()[0]
+        raise stop
+
+    file = tmp_path / "games.jsonl"
+    with pytest.raises((KeyboardInterrupt, MissingPackage)):
+        write_jsonl(file, recorded())
+    assert list(tmp_path.iterdir()) == []
+    assert write_jsonl(file, kitchen()) == 3
 
 
 def test_each_transition_is_demonstrated_once_in_the_group_of_its_game() -> None:
