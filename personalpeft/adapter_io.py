@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, NotFound, WeightsError, map_write_errors
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.candidate import imported_revision
+from personalpeft.learning.candidate import copied_recipe, imported_revision
 from personalpeft.learning.layers import stack_below
 from personalpeft.services import Services
 from personalpeft.store.exports import ExportKind
@@ -92,6 +93,23 @@ def import_peft_folder(services: Services, user: str, folder: Path, layer: str) 
     return _record(services, user, read_peft_folder(services, folder, layer), started)
 
 
+def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Revision:
+    """Implement ``User.copy_layer``, which documents the arguments."""
+    check_layer_name(new_layer)
+    started = services.clock.timer()
+    stack = stacks.select_layers(services, user, [layer])
+    if not stack.entries:
+        raise NotFound(
+            f"{layer} has nothing live.", hint="Learn first, or roll back to a revision."
+        )
+    (entry,) = stack.entries
+    adapter = services.engine.read_adapter(entry.digest)
+    recipe = copied_recipe(adapter.manifest.recipe, entry.revision)
+    manifest = replace(adapter.manifest, layer=new_layer, recipe=recipe)
+    reason = f"copied from {entry.revision}, not judged"
+    return _record(services, user, replace(adapter, manifest=manifest), started, reason)
+
+
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
     """Return the adapter in a PEFT folder.
 
@@ -139,7 +157,13 @@ def _names(base: Base) -> GgufNames:
         raise InvalidInput(error.message, hint=error.hint) from error
 
 
-def _record(services: Services, user: str, adapter: Adapter, started: float) -> Revision:
+def _record(
+    services: Services,
+    user: str,
+    adapter: Adapter,
+    started: float,
+    reason: str = "imported by name, not judged",
+) -> Revision:
     """Record an adapter as a revision of its layer and make it live, without a judgement."""
     store, clock, manifest = services.store, services.clock, adapter.manifest
     live = stacks.live_stack(services, user)
@@ -151,7 +175,7 @@ def _record(services: Services, user: str, adapter: Adapter, started: float) -> 
         digest,
         manifest.base,
         manifest.stored_recipe,
-        reason="imported by name, not judged",
+        reason=reason,
         at=clock.now(),
         below=stack_below(store, user, live, manifest.layer).entries,
         seconds=clock.timer() - started,

@@ -331,7 +331,7 @@ def _call_plugin(kind: str, name: str, action: str, function: Callable[[], T]) -
         return function()
     except PersonalPeftError:
         raise
-    except Exception as error:  # A plugin may raise anything.
+    except (Exception, SystemExit) as error:  # A plugin may raise anything, or call exit().
         text = " ".join(str(error).split())[:200]
         raise PluginError(
             f"The {kind} {name} could not {action}: {type(error).__name__}: {text}",

@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from personalpeft import archive, erasure, feedback, learn_bundles, stacks
 from personalpeft.adapter_io import (
     MergedForm,
+    copy_layer,
     export_gguf,
     export_merged,
     export_peft_folder,
@@ -973,6 +974,16 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         base.
         """
         return import_peft_folder(self._services, self.id, Path(folder), layer)
+
+    def copy_layer(self, layer: str, new_layer: str) -> Revision:
+        """Copy what is live of a layer into another layer and make it live there, without a gate.
+
+        What is forgotten from the first layer is forgotten from the copy too: it is erased with the
+        revision that it was copied from.
+
+        Raises ``NotFound`` if nothing of the layer is live.
+        """
+        return copy_layer(self._services, self.id, layer, new_layer)
 
     def propose_peft(
         self,

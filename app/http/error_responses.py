@@ -113,7 +113,7 @@ def error_formatter() -> Callable[[Exception], dict[str, Any]]:
 
 
 def describe_error(
-    error: Exception, folders: Iterable[Path], where: str
+    error: BaseException, folders: Iterable[Path], where: str
 ) -> tuple[int, ErrorDetails]:
     """Return the status of an error, and what a client may know of it.
 

@@ -45,6 +45,8 @@ from personalpeft.types import (
 ENVIRONMENT = "environment"
 """Key in a revision's scores."""
 
+# The key of a copy's recipe.
+_COPIED = "copied"
 _PACKAGES = ("personalpeft", "numpy", "tokenizers", "torch", "transformers")
 
 
@@ -216,6 +218,17 @@ def imported_revision(
 def imported_inputs(digest: str) -> str:
     """Return the ``inputs`` of an imported adapter, by which imports are known."""
     return canonical_digest({"imported": digest})
+
+
+def copied_recipe(recipe: Json, source: str) -> Json:
+    """Return the recipe of a copy of a revision in another layer."""
+    return {**recipe, _COPIED: source}
+
+
+def copied_from(revision: Revision) -> str | None:
+    """Return the id of the revision of another layer that this one is a copy of."""
+    source = revision.recipe.get(_COPIED)
+    return source if isinstance(source, str) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import LAYER_NAME
-from personalpeft.learning.candidate import imported_inputs
+from personalpeft.learning.candidate import copied_from, imported_inputs
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
@@ -265,8 +265,11 @@ class _ErasurePlanner:
                 erased.add(revision.id)
                 yield revision.id
                 continue
-            # Nothing of this home is in an imported one.
+            # Nothing of this home is in an imported one, unless it is a copy of another layer.
             if revision.inputs == imported_inputs(revision.digest):
+                if copied_from(revision) in erased:
+                    erased.add(revision.id)
+                    yield revision.id
                 continue
             under = {revision.parent, *(entry.revision for entry in revision.below)}
             if seen & revision.signals.keys() or under & erased or self._was_read_by(revision):

@@ -1,24 +1,44 @@
 """The families of the package reasoning-gym as tasks.
 
 A family may have settings of its own after its name: ``chain_sum,max_terms=2,max_digits=1``.
+
+The package scores a reply in this process, and a user of a server may choose the family and teach the
+reply. So families are refused whose scorer runs the reply as Python, or needs time or memory without
+a limit. The scorers of one version were read for this, so no other version is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from personalpeft.errors import InvalidInput, MissingPackage, NotFound, suggest_nearest
 from personalpeft.plugins import Task
+
+_VERSION = "0.1.25"
+_RUNS_REPLY = (
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
+# "1e999999999", "F+999999999" and the like keep their scorers busy for hours.
+_UNLIMITED = ("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour")
 
 
 class ReasoningGym:
     """Tasks of a family.
 
     Raises:
-        MissingPackage: reasoning-gym is not installed.
+        MissingPackage: reasoning-gym is not installed, or in another version.
         NotFound: The family is unknown.
-        InvalidInput: A setting is malformed.
+        InvalidInput: A setting is malformed, or scoring the family is not safe.
     """
 
     def __init__(self, family: str) -> None:
@@ -30,11 +50,23 @@ class ReasoningGym:
                 "Its tasks need the package reasoning-gym.",
                 hint="pip install 'personalpeft[reasoning-gym]'",
             ) from error
+        if (installed := version("reasoning-gym")) != _VERSION:
+            raise MissingPackage(
+                f"Its tasks need reasoning-gym {_VERSION}, and {installed} is installed: "
+                "only the scorers of that version are known to be safe.",
+                hint="pip install 'personalpeft[reasoning-gym]'",
+            )
         self._name, *settings = family.split(",")
         if self._name not in DATASETS:
             raise NotFound(
                 f"reasoning-gym has no family {self._name!a}.",
                 hint=suggest_nearest(self._name, DATASETS, what="family"),
+            )
+        if self._name in _RUNS_REPLY + _UNLIMITED:
+            danger = "runs the reply as Python" if self._name in _RUNS_REPLY else "may never end"
+            raise InvalidInput(
+                f"The family {self._name} is not offered: its scorer {danger}.",
+                hint=f"Choose another family than {', '.join(_RUNS_REPLY + _UNLIMITED)}.",
             )
         self._settings = dict(_setting(text) for text in settings)
         self._create = reasoning_gym.create_dataset
@@ -55,7 +87,13 @@ class ReasoningGym:
         """
         words = reply.split()
         answers = dict.fromkeys([reply.strip(), words[-1].rstrip(".!") if words else ""])
-        return max(float(self._score(answer, entry=dict(task.about))) for answer in answers)
+        return max(self._score_answer(answer, task) for answer in answers)
+
+    def _score_answer(self, answer: str, task: Task) -> float:
+        try:
+            return float(self._score(answer, entry=dict(task.about)))
+        except Exception:  # noqa: BLE001 - some scorers raise for an answer that they cannot read.
+            return 0.0
 
     def _create_dataset(self, *, seed: int, size: int) -> Any:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 import personalpeft
 from benchmarks import world_agents as agents
 from benchmarks.result_cache import Figures, ResultCache
-from personalpeft import User
+from personalpeft import User, host
 from personalpeft_world_model import (
     Outcome,
     Policy,
@@ -32,7 +32,6 @@ from personalpeft_world_model import (
     measure_fidelity,
     record,
     run_policy,
-    warm_start,
 )
 from personalpeft_world_model.exact_match import ExactMatch
 from personalpeft_world_model.textworld_games import TextWorldGame, make_game
@@ -212,7 +211,10 @@ class _Bench:
         """Return a user whose skill learned to act as some trajectories do."""
         user = self.runtime.user(f"acts.{self.game}.{skill}")
         if start is not None:
-            warm_start(start, user, skill)
+            # As ``warm_start``, for a user who has nothing else of the model.
+            with host.temporary_folder() as folder:
+                path = start.user.export_peft(folder / "adapter", layer=start.layer)
+                user.import_peft(path, layer=f"skill.{skill}")
         user.teach_many(agents.action_demonstrations(runs), skill=skill)
         user.scope(f"skill.{skill}", "never")
         recipe = replace(self.training, holdout=0.05).recipe

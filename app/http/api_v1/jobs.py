@@ -46,7 +46,7 @@ class _Entry:
 class Jobs:
     """The jobs of one server."""
 
-    def __init__(self, clock: Clock, describe: Callable[[Exception], ErrorDetails]) -> None:
+    def __init__(self, clock: Clock, describe: Callable[[BaseException], ErrorDetails]) -> None:
         """Make the jobs. ``describe`` returns the details of an error that a client may see."""
         self._clock = clock
         self._describe = describe
@@ -168,7 +168,7 @@ class Jobs:
                 each.error == Cancelled.__name__ for each in result
             ):
                 state = "cancelled"
-        except Exception as reason:  # noqa: BLE001 - readers must see the end of the job.
+        except BaseException as reason:  # noqa: BLE001 - readers must see the end of the job.
             error = self._describe(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
         with self._changed:

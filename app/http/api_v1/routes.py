@@ -134,7 +134,7 @@ class ApiV1:
         response.call_on_close(values.close)
         return response
 
-    def _describe(self, error: Exception) -> v.ErrorDetails:
+    def _describe(self, error: BaseException) -> v.ErrorDetails:
         return describe_error(error, self._folders, "a job or stream")[1]
 
 

@@ -14,7 +14,12 @@ from personalpeft_app.options import GlobalOptions, Group, command, global_optio
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 from personalpeft_world_model.environment import Outcome, State
-from personalpeft_world_model.model import DEFAULT_TRAINING, Training, WorldModel
+from personalpeft_world_model.model import (
+    DEFAULT_TRAINING,
+    MAX_STATE_TOKENS,
+    Training,
+    WorldModel,
+)
 from personalpeft_world_model.recording import record as record_games
 from personalpeft_world_model.textworld_games import Kind, TextWorldGame, make_game
 from personalpeft_world_model.trajectories import Trajectory, read_jsonl, write_jsonl
@@ -168,14 +173,16 @@ def fidelity(common: GlobalOptions, name: str, files: tuple[Path, ...]) -> None:
 def verify(common: GlobalOptions, name: str, action: str, task: str, state: str) -> None:
     """Print the state that the model NAME expects after ACTION.
 
-    The exit code is 1 if it expects that the task is lost, else 0.
+    The exit code is 1 if it expects that the task is lost, or cannot tell, else 0.
     """
     display = Display(common)
     with session.open_user(common, "change", display) as user, display:
         expected = WorldModel(user, name).predict(task, State(state), action)
     data = {"action": action, "state": expected.text, "outcome": expected.outcome}
     emit(common, data, expected.written)
-    raise click.exceptions.Exit(int(expected.outcome is Outcome.LOST))
+    if expected.outcome is Outcome.UNKNOWN:
+        info(common, f"The state was cut at {MAX_STATE_TOKENS} tokens, so its outcome is unknown.")
+    raise click.exceptions.Exit(int(expected.outcome in (Outcome.LOST, Outcome.UNKNOWN)))
 
 
 def _fidelity_table(measured: Fidelity) -> str:

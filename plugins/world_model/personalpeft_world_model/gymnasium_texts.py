@@ -17,6 +17,8 @@ ACTION_NAMES: Mapping[str, Sequence[str]] = {
     "CliffWalking": ("up", "right", "down", "left"),
     "Taxi": ("south", "north", "east", "west", "pick up", "drop off"),
 }
+# In CliffWalking each step costs 1, the last one too, and only the goal ends it.
+_IS_WON: Mapping[str, Callable[[float], bool]] = {"CliffWalking": lambda reward: True}
 # The place of the player is drawn in reverse video; other colours say nothing.
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -28,7 +30,8 @@ class GymnasiumGame:
         env_id: Its id, such as "FrozenLake-v1".
         seed: Decides its first state.
         actions: The names of its actions; known for the environments of ``ACTION_NAMES``.
-        is_won: Returns whether the reward of the last step means success.
+        is_won: Returns whether the reward of the last step means success. By default a positive one
+            does; in CliffWalking any. A time limit is neither success nor failure.
         options: What ``gymnasium.make`` takes, such as ``is_slippery=False``.
 
     Raises:
@@ -42,7 +45,7 @@ class GymnasiumGame:
         seed: int,
         *,
         actions: Sequence[str] | None = None,
-        is_won: Callable[[float], bool] = lambda reward: reward > 0,
+        is_won: Callable[[float], bool] | None = None,
         **options: Any,
     ) -> None:
         try:
@@ -59,9 +62,11 @@ class GymnasiumGame:
                 f"{env_id} cannot be made as text: {error}.",
                 hint=f"Text environments are {', '.join(ACTION_NAMES)}.",
             ) from error
-        self.name, self.task = f"{env_id}-{seed}", f"{env_id.partition('-')[0]}."
-        self._seed, self._is_won = seed, is_won
-        names = actions or ACTION_NAMES.get(env_id.partition("-")[0], ())
+        kind = env_id.partition("-")[0]
+        self.name, self.task = f"{env_id}-{seed}", f"{kind}."
+        self._seed = seed
+        self._is_won = is_won or _IS_WON.get(kind, lambda reward: reward > 0)
+        names = actions or ACTION_NAMES.get(kind, ())
         if len(names) != getattr(self._game.action_space, "n", None):
             raise InvalidInput(
                 f"The actions of {env_id} need names: {self._game.action_space}.",
@@ -80,9 +85,8 @@ class GymnasiumGame:
             raise InvalidInput(
                 f"There is no action {action!a}.", hint=f"Choose one of {', '.join(self._numbers)}."
             )
-        _, reward, ended, truncated, _ = self._game.step(self._numbers[action])
+        _, reward, is_over, _, _ = self._game.step(self._numbers[action])
         won = self._is_won(float(reward))
-        is_over = ended or truncated
         return self._state((Outcome.WON if won else Outcome.LOST) if is_over else Outcome.RUNNING)
 
     def _state(self, outcome: Outcome) -> State:

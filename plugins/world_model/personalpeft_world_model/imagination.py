@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
-from personalpeft import InvalidInput, User, host
+from personalpeft import InvalidInput, User
 from personalpeft.types import Revision
 from personalpeft_world_model.environment import Environment, Outcome, State
 from personalpeft_world_model.model import WorldModel
@@ -69,7 +69,10 @@ def imagine(
     for number, game in enumerate(islice(cycle(environments), count)):
         imagined = ImaginedGame(model, game.name, game.task, game.reset(), actions_of)
         rng = random.Random(f"{seed} {game.name} {number}")
-        yield run_policy(imagined, policy, rng, name=IMAGINED, max_steps=max_steps)
+        run = run_policy(imagined, policy, rng, name=IMAGINED, max_steps=max_steps)
+        if run.final.outcome is Outcome.UNKNOWN:  # Half a state teaches nothing right.
+            run = replace(run, steps=run.steps[:-1])
+        yield run
 
 
 @dataclass
@@ -77,7 +80,8 @@ class Verification:
     """Checks the irreversible actions of an agent before they are taken.
 
     It is a policy: call it, or give it to ``run_policy``. An action that the model expects to lose
-    the game is not taken; the agent is asked again.
+    the game, or whose end it cannot predict, is not taken; the agent is asked again. If it repeats a refused action, another one
+    that the state accepts is drawn, and without one the game is given up.
 
     Attributes:
         model: Predicts what an action does.
@@ -92,6 +96,7 @@ class Verification:
     is_irreversible: Callable[[str], bool]
     budget: int = 10
     checks: int = 0
+    _loses: dict[tuple[str, str, str], bool] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.budget < 0:
@@ -101,13 +106,24 @@ class Verification:
 
     def __call__(self, task: str, state: State, rng: random.Random) -> str | None:
         """Return the agent's action, or another one where the first would lose the game."""
+        refused: set[str] = set()
         action = self.policy(task, state, rng)
-        while action is not None and self.is_irreversible(action) and self.checks < self.budget:
-            self.checks += 1
-            if self.model.predict(task, state, action).outcome is not Outcome.LOST:
-                break
+        while action is not None and self._is_refused(task, state, action):
+            refused.add(action)
             action = self.policy(task, state, rng)
+            if action in refused:
+                others = [each for each in state.actions if each not in refused]
+                action = rng.choice(others) if others else None
         return action
+
+    def _is_refused(self, task: str, state: State, action: str) -> bool:
+        """Return whether an action may lose. The same one is checked once a game."""
+        key = (task, state.text, action)
+        if key not in self._loses and self.is_irreversible(action) and self.checks < self.budget:
+            self.checks += 1
+            expected = self.model.predict(task, state, action).outcome
+            self._loses[key] = expected in (Outcome.LOST, Outcome.UNKNOWN)
+        return self._loses.get(key, False)
 
 
 def begins_with(words: Iterable[str]) -> Callable[[str], bool]:
@@ -119,22 +135,27 @@ def begins_with(words: Iterable[str]) -> Callable[[str], bool]:
 def warm_start(model: WorldModel, user: User, skill: str) -> Revision:
     """Begin a skill with what a world model learned, and return its first revision.
 
-    The skill's own demonstrations are then learned on top of it.
+    The skill's own demonstrations are then learned on top of it. What the world model forgets, the
+    skill forgets too.
 
     Args:
         model: The world model.
-        user: The owner of the skill, on the same base.
+        user: The owner of the skill and of the model.
         skill: A skill without a live revision.
 
     Raises:
-        InvalidInput: The skill has a live revision.
+        InvalidInput: The skill has a live revision, or the model belongs to another user.
         NotFound: The model has no live revision.
     """
     layer = f"skill.{skill}"
+    if user.id != model.user.id:
+        raise InvalidInput(
+            f"The world model belongs to {model.user.id}, and a skill of {user.id} would keep what "
+            f"{model.user.id} forgets.",
+            hint=f"Begin the skill as {model.user.id}.",
+        )
     if any(each.name == layer and each.head for each in user.layers()):
         raise InvalidInput(
             f"{layer} has a live revision already.", hint="Roll it back to the base first."
         )
-    with host.temporary_folder() as folder:
-        path = model.user.export_peft(folder / "adapter", layer=model.layer)
-        return user.import_peft(path, layer=layer)
+    return model.user.copy_layer(model.layer, layer)

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 from personalpeft import LearnReport, NotFound, User
 from personalpeft.ids import check_skill_name
 from personalpeft.types import SignalKind
-from personalpeft_world_model.environment import State
+from personalpeft_world_model.environment import Outcome, State
 from personalpeft_world_model.exact_match import ExactMatch
 from personalpeft_world_model.trajectories import Trajectory, demonstrations, transition_prompt
 
 SKILL_PREFIX = "world."
-_MAX_STATE_TOKENS = 256
+MAX_STATE_TOKENS = 256
 # Predictions that the engine reads in one batch.
 _AT_ONCE = 16
 
@@ -60,7 +60,7 @@ class Training:
             "min_steps": max(1, round(3 * self.epochs)),
             "max_steps": 1_000_000,
             "eval_fraction": self.holdout,
-            "max_length": _MAX_STATE_TOKENS,
+            "max_length": MAX_STATE_TOKENS,
             "replay_ratio": 0.25,
             "kl_prompts": 0,
             "few_shot_replies": 0,
@@ -138,7 +138,10 @@ class WorldModel:
         return (*(entry.layer for entry in revision.below), self.layer)
 
     def predict(self, task: str, state: State, action: str) -> State:
-        """Return the state that the model expects after an action. Raises ``NotFound``."""
+        """Return the state that the model expects after an action. Raises ``NotFound``.
+
+        A state of more than ``MAX_STATE_TOKENS`` is cut, and its outcome is unknown.
+        """
         (predicted,) = self.predict_many([(task, state, action)])
         return predicted
 
@@ -158,10 +161,12 @@ class WorldModel:
             reply = self.user.chat(
                 list(transition_prompt(task, State(text), action)),
                 temperature=0,
-                max_tokens=_MAX_STATE_TOKENS,
+                max_tokens=MAX_STATE_TOKENS,
                 memory=False,
                 layers=layers,
             )
+            if reply.finish_reason == "length":
+                return State(reply.text, Outcome.UNKNOWN)
             return State.read(reply.text)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -7,13 +7,16 @@ user is an action, each of the assistant the next state. The last one ends with 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft import InvalidInput
+from personalpeft import InvalidInput, host
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.types import Demonstration, Message
 from personalpeft_world_model.environment import State
@@ -129,14 +132,21 @@ def demonstrations(
 def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
     """Write trajectories to a new file, a line each, and return how many.
 
+    The file appears when all are written, so a recording that was stopped can be started again.
+
     Raises ``InvalidInput`` if the file exists or cannot be written.
     """
     count = 0
     try:
-        with path.open("x", encoding="utf-8") as file:
-            for trajectory in trajectories:
-                file.write(json.dumps(trajectory.to_chat(), ensure_ascii=False) + "\n")
-                count += 1
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        with TemporaryDirectory(prefix=".personalpeft-", dir=path.parent) as folder:
+            part = Path(folder, path.name)
+            with part.open("w", encoding="utf-8") as file:
+                for trajectory in trajectories:
+                    file.write(json.dumps(trajectory.to_chat(), ensure_ascii=False) + "\n")
+                    count += 1
+            host.replace(part, path)
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be written: {error.strerror}.", hint="Name a file that does not exist."
@@ -184,7 +194,8 @@ def _read(path: Path) -> bytes:
 
 def _parse(data: bytes, source: str) -> tuple[Trajectory, ...]:
     try:
-        lines = data.decode().splitlines()
+        # Some editors begin a file with a mark. Texts may hold other line breaks than "\n".
+        lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{source} is not UTF-8 text.", hint="Name a file of JSONL.") from error
     found = []

@@ -30,6 +30,20 @@ def test_the_goal_is_a_success() -> None:
     assert game.step("right").written.endswith("[SUCCESS]")
 
 
+def test_the_goal_is_a_success_where_its_reward_is_a_cost() -> None:
+    game = GymnasiumGame("CliffWalking-v1", 0)
+    game.reset()
+    for action in ("up", *["right"] * 11):
+        assert game.step(action).outcome is Outcome.RUNNING
+    assert game.step("down").outcome is Outcome.WON
+
+
+def test_a_time_limit_is_no_loss() -> None:
+    game = GymnasiumGame("FrozenLake-v1", 0, is_slippery=False, max_episode_steps=2)
+    game.reset()
+    assert [game.step("up").outcome for _ in range(2)] == [Outcome.RUNNING] * 2
+
+
 def test_recordings_repeat() -> None:
     first, second = (
         [run.to_chat() for run in record([lake()], seed=5, steps=30)] for _ in range(2)

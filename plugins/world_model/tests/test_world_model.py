@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from world_makers import (
     RAW,
     RECORDINGS,
     TASK,
+    TRAINING,
     Kitchen,
     kitchen,
     kitchen_model,
@@ -25,7 +27,9 @@ from personalpeft_world_model import (
     Outcome,
     Rate,
     State,
+    Step,
     Training,
+    Trajectory,
     Verification,
     WorldModel,
     begins_with,
@@ -105,6 +109,44 @@ def test_an_action_that_would_lose_is_not_taken_while_the_budget_lasts(model: Wo
     assert set(results(10)) == {DINNER}
 
 
+@pytest.mark.parametrize("budget", [1, 10])
+def test_an_agent_that_repeats_a_losing_action_does_not_get_its_way(
+    model: WorldModel, budget: int
+) -> None:
+    checked = Verification(model, lambda *_: "cook", begins_with(["cook"]), budget)
+    for _ in range(3):
+        assert checked(TASK, FRIED, random.Random(0)) == "eat"
+        assert checked(TASK, replace(FRIED, actions=()), random.Random(0)) is None
+    assert checked.checks == 1
+
+
+def test_a_state_that_is_cut_has_no_known_outcome(runtime: Runtime) -> None:
+    end = State("you see " + "many things, " * 30 + "and the end", Outcome.LOST)
+    model = WorldModel(runtime.user("world"), "shop")
+    runs = [Trajectory(f"g{n}", f"Task {n}.", RAW, (Step("buy", end),)) for n in range(4)]
+    model.teach(runs)
+    model.learn(replace(TRAINING, epochs=10), accept=True)
+    assert model.predict("Task 1.", RAW, "buy").outcome is Outcome.UNKNOWN
+    assert measure_fidelity(model, runs).matched == Rate(0, 4)
+    checked = Verification(model, lambda *_: "buy", begins_with(["buy"]))
+    assert checked("Task 1.", replace(RAW, actions=()), random.Random(0)) is None
+    (imagined,) = imagine(model, [Kitchen()], lambda *_: "buy", 1, seed=0)
+    assert all(step.state.outcome is not Outcome.UNKNOWN for step in imagined.steps)
+
+
+def test_space_around_a_state_is_no_miss(model: WorldModel) -> None:
+    spaced = [
+        replace(
+            run,
+            steps=tuple(
+                Step(s.action, State(f" {s.state.text}\n", s.state.outcome)) for s in run.steps
+            ),
+        )
+        for run in kitchen()
+    ]
+    assert measure_fidelity(model, spaced).matched == Rate(5, 5)
+
+
 def test_a_negative_budget_is_refused(model: WorldModel) -> None:
     with pytest.raises(InvalidInput, match="budget"):
         Verification(model, clumsy, begins_with(["cook"]), -1)
@@ -142,6 +184,20 @@ def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
     assert built.parent == first.id
     with pytest.raises(InvalidInput, match="live"):
         warm_start(model, user, "cook")
+
+
+def test_a_skill_forgets_what_the_model_forgets(runtime: Runtime) -> None:
+    model = kitchen_model(runtime)
+    user = model.user
+    first = warm_start(model, user, "cook")
+    lesson = next(iter(user.revisions(model.layer)[-1].signals))
+    assert first.id in user.forget(lesson, rebuild=False).revisions
+
+
+def test_a_skill_of_another_user_is_refused(model: WorldModel, runtime: Runtime) -> None:
+    with pytest.raises(InvalidInput, match="belongs to") as refused:
+        warm_start(model, runtime.user("bob"), "cook")
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "Coin", "a b", "x" * 40])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_makers import RAW, RECORDINGS, TASK, Kitchen, kitchen
 
-from personalpeft import InvalidInput
+from personalpeft import InvalidInput, MissingPackage
 from personalpeft_world_model import (
     Outcome,
     Rate,
     State,
+    Step,
+    Trajectory,
     measure_baselines,
     read_jsonl,
     record,
@@ -27,7 +30,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="[]"), min_size=
 )
 
 
-@given(text=TEXTS, outcome=st.sampled_from(Outcome))
+@given(text=TEXTS, outcome=st.sampled_from(sorted({*Outcome} - {Outcome.UNKNOWN})))
 def test_a_state_is_read_as_it_was_written(text: str, outcome: Outcome) -> None:
     assert State.read(State(text, outcome).written) == State(text, outcome)
 
@@ -39,6 +42,29 @@ def test_recordings_of_real_games_are_read_as_they_were_written(tmp_path: Path) 
     copy = tmp_path / "copy.jsonl"
     assert write_jsonl(copy, recorded) == len(recorded)
     assert copy.read_bytes() == RECORDINGS.read_bytes()
+
+
+def test_any_text_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = State("five stars\u2028very\u2029good\u0085and\x0b\x0c\x1c\r\nmore")
+    run = Trajectory("shop", "Buy it.", RAW, (Step("next", state),))
+    write_jsonl(tmp_path / "shop.jsonl", [run])
+    ((step,),) = (each.steps for each in read_jsonl(tmp_path / "shop.jsonl"))
+    assert step.state == state
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_file_of_another_editor_is_read(tmp_path: Path, line_end: str) -> None:
+    file = tmp_path / "windows.jsonl"
+    lines = RECORDINGS.read_text("utf-8").splitlines()
+    file.write_bytes(line_end.join(["\ufeff" + lines[0], *lines[1:]]).encode())
+    assert read_jsonl(file) == read_jsonl(RECORDINGS)
+
+
+def test_a_recording_teaches_the_same_before_and_after_it_was_written(tmp_path: Path) -> None:
+    grid = State("  S x\n\n", actions=("go",)), State("\n  x S\n", Outcome.WON)
+    run = Trajectory("grid", "Go.", grid[0], (Step("go", grid[1]),))
+    write_jsonl(tmp_path / "grid.jsonl", [run])
+    assert list(demonstrations([run])) == list(demonstrations(read_jsonl(tmp_path / "grid.jsonl")))
 
 
 def test_a_chat_without_a_first_state_is_read_too(tmp_path: Path) -> None:
@@ -87,6 +113,21 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="once"):
         write_jsonl(file, [])
     assert len(read_jsonl(file)) == 3
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MissingPackage("No games.", hint="Install.")])
+def test_a_recording_that_is_stopped_leaves_no_file(
+    tmp_path: Path, stop: BaseException | type[BaseException]
+) -> None:
+    def recorded() -> Iterator[Trajectory]:
+        yield kitchen()[0]
+        raise stop
+
+    file = tmp_path / "games.jsonl"
+    with pytest.raises((KeyboardInterrupt, MissingPackage)):
+        write_jsonl(file, recorded())
+    assert list(tmp_path.iterdir()) == []
+    assert write_jsonl(file, kitchen()) == 3
 
 
 def test_each_transition_is_demonstrated_once_in_the_group_of_its_game() -> None:

@@ -867,12 +867,13 @@ def test_an_invalid_call_has_the_same_error_and_hint_and_records_nothing(
 def test_the_client_has_the_methods_of_a_user() -> None:
     public = {name for name in dir(User) if not name.startswith("_")}
     # Exporting writes a copy of the whole base, which only makes sense on the server's own disk.
-    # Thousands of demonstrations are taught, plugins propose adapters, and revisions are built
+    # Thousands of demonstrations are taught, plugins propose and copy adapters, and revisions are built
     # again to be checked where the home is. A learn elsewhere is of the server that has the home.
     public -= {
         "apply_learn",
         "bundle_learn",
         "check_rebuild",
+        "copy_layer",
         "export_merged",
         "propose_peft",
         "teach_many",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft import InvalidInput, NotFound
-from personalpeft.plugins import VERIFIERS, CheckedVerifier, Plugins
+from personalpeft import InvalidInput, MissingPackage, NotFound, PluginError
+from personalpeft.plugins import VERIFIERS, CheckedVerifier, Plugins, Task
 
 
 @pytest.fixture(
@@ -64,3 +67,67 @@ def test_unknown_family_or_setting_lists_the_existing_ones() -> None:
         with pytest.raises(InvalidInput) as wrong:
             Plugins().verifier("reasoning-gym", family)
         assert wrong.value.hint
+
+
+@pytest.mark.parametrize("family", ["prime_factorization", "boxnet", "game_of_life"])
+def test_reply_that_a_scorer_cannot_read_is_wrong(family: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    verifier = Plugins().verifier("reasoning-gym", family)
+    (task,) = verifier.tasks(1, 1)
+    for reply in ("I do not know.", '{"a": [1]}', "7", "[1]"):
+        assert verifier.verify(task, reply)["right"] < 0.1
+
+
+UNSAFE = (
+    "binary_matrix coin_flip countdown intermediate_integration n_queens polynomial_multiplication "
+    "propositional_logic puzzle24 rubiks_cube rush_hour simple_integration spiral_matrix "
+    "string_insertion"
+)
+
+
+@pytest.mark.parametrize("family", [*UNSAFE.split(), "string_insertion,min_string_length=6"])
+def test_families_that_run_the_reply_or_may_never_score_it_are_refused(family: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(InvalidInput, match=family.split(",")[0]) as refused:
+        Plugins().verifier("reasoning-gym", family)
+    assert refused.value.hint
+
+
+def test_scorers_of_another_version_are_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.setattr("personalpeft.verifiers.reasoning_gym.version", lambda _: "0.1.26")
+    with pytest.raises(MissingPackage, match="is installed") as refused:
+        Plugins().verifier("reasoning-gym", "chain_sum")
+    assert refused.value.hint
+
+
+@pytest.mark.exhaustive
+def test_no_offered_scorer_runs_a_reply() -> None:
+    """A new interpreter, since an audit hook cannot be removed. Scorers may run their own tasks."""
+    pytest.importorskip("reasoning_gym")
+    program = f"""
+import sys
+from personalpeft.plugins import Plugins
+from reasoning_gym.factory import DATASETS
+ran = []
+sys.addaudithook(lambda event, what: event == "compile" and ran.append(str(what[0])))
+for family in sorted(set(DATASETS) - set({UNSAFE!r}.split()) - {{"composite"}}):
+    verifier = Plugins().verifier("reasoning-gym", family)
+    task = verifier.tasks(1, 1)[0]
+    for reply in ("7654321 + 1", "[7654321]", "F+7654321", "7654321 - x"):
+        verifier.verify(task, reply)
+assert not [text for text in ran if "7654321" in text], ran
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_verifier_that_exits_ends_as_a_plugin_error() -> None:
+    class Exiting:
+        def tasks(self, seed: int, count: int) -> list[Task]:
+            return []
+
+        def verify(self, task: Task, reply: str) -> float:
+            sys.exit(3)
+
+    with pytest.raises(PluginError, match="SystemExit"):
+        Plugins().verifier(Exiting()).verify(Task("1", "?", {}), "!")

@@ -111,6 +111,28 @@ def test_imported_layer_is_erased(tmp_path: Path, ada: User, runtime: Runtime) -
     assert ada.stack().entries
 
 
+def test_copy_of_a_layer_is_erased_with_what_the_layer_learned(ada: User) -> None:
+    teach_all(ada)
+    copy = ada.copy_layer("skill.email", "skill.pirate")
+    other = ada.copy_layer("style", "skill.captain")
+    assert copy.id == next(each.head for each in ada.layers() if each.name == "skill.pirate")
+    lesson = next(each for each in ada.signals() if each.payload.get("skill") == "email")
+    report = ada.forget(lesson.id, rebuild=False)
+    assert copy.id in report.revisions
+    assert report.heads["skill.pirate"] is None
+    kept = {each.id for each in ada.revisions()}
+    assert copy.id not in kept
+    assert other.id in kept
+
+
+def test_a_layer_without_a_live_revision_cannot_be_copied(ada: User) -> None:
+    ada.teach("Write to Bob.", "Dear", skill="email")
+    for layer in ("skill.email", "skill.pirate"):
+        with pytest.raises(NotFound) as refused:
+            ada.copy_layer(layer, "skill.captain")
+        assert refused.value.hint
+
+
 def test_layer_that_was_taught_and_never_built_is_erased(home: Path, ada: User) -> None:
     lesson = ada.teach(f"Write to {SECRET}.", "Dear", skill="email")
     assert ada.forget("skill.email").signals == (lesson,)

@@ -85,6 +85,7 @@ METHODS = [
     "compare",
     "conversation",
     "conversations",
+    "copy_layer",
     "edit_item",
     "export",
     "export_gguf",
