@@ -56,7 +56,6 @@ def build_batches(
     """
     config = plan.recipe
     forms = _find_forms(plan, embedder)
-    shown = [*plan.new_examples, *plan.replay]
     encode = ContinuationEncoder(backend, config.max_length)
 
     def encode_plain(prompt: str, reply: str) -> Continuation:
@@ -77,7 +76,6 @@ def build_batches(
         )
         for messages, reply in replies.few_shot
     ]
-    liked = [lesson for lesson in shown if lesson.kind is SignalKind.RATING]
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
         _EpochSampler(
@@ -91,7 +89,7 @@ def build_batches(
     few_shot_queue = _EpochSampler(few_shot, rng)
     unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, rng), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
-    liked_queue = _EpochSampler(liked if plan.undesirable_examples else [], rng)
+    liked_queue = _EpochSampler(plan.desirable_examples if plan.undesirable_examples else (), rng)
     disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
     replayed = 0
     if plan.new_examples and plan.replay:

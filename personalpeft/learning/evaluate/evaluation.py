@@ -242,7 +242,7 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
     written = [
         replace(each.prompt_response, before=each.conversation[:-1])
         for each in new
-        if each.kind not in _UNWRITTEN_KINDS
+        if each.kind not in _UNWRITTEN_KINDS and each.answers_user
     ]
     return measure_text_quality(written, logprobs)
 
