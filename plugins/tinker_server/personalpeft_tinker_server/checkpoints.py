@@ -69,6 +69,7 @@ class Checkpoints:
         ttl: int | None,
         overwrite: bool,
         call: str,
+        temporary: bool = False,
     ) -> str:
         """Save weights durably and return their path.
 
@@ -83,6 +84,7 @@ class Checkpoints:
             ttl: The seconds after which they are deleted; None keeps them.
             overwrite: Whether a checkpoint of this name may be replaced.
             call: The id of the call.
+            temporary: Whether ``delete_temporary`` may delete them.
 
         Raises:
             InvalidInput: The name is taken, or the owner has no room left.
@@ -107,7 +109,8 @@ class Checkpoints:
         )
         packed = pack(adapter)
         sources = self._sources.of(spec.run)
-        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, call, sources)
+        about = {"base": spec.base, "call": call, "temporary": temporary}
+        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, about, sources)
         return path
 
     def find(self, owner: str, path: str) -> Row:
@@ -153,10 +156,24 @@ class Checkpoints:
         for row in self._db.rows("select * from checkpoints where expires <= ?", self._now()):
             self.delete(row)
 
+    def delete_temporary(self, silent_since: float) -> None:
+        """Delete the temporary checkpoints of clients that were not seen since a time."""
+        for row in self._db.rows(
+            "select * from checkpoints where json_extract(about, '$.temporary') and not exists"
+            " (select 1 from runs join sessions on sessions.id = runs.session"
+            " where runs.id = checkpoints.run and sessions.seen >= ?)",
+            silent_since,
+        ):
+            self.delete(row)
+
     def set_ttl(self, row: Row, seconds: int | None) -> None:
         """Let a checkpoint expire, or keep it with None."""
         expires = None if seconds is None else self._now() + seconds
-        self._db.execute("update checkpoints set expires = ? where path = ?", expires, row["path"])
+        self._db.execute(
+            "update checkpoints set expires = ?, about = json_remove(about, '$.temporary')"
+            " where path = ?",
+            *(expires, row["path"]),
+        )
 
     def set_public(self, row: Row, public: bool) -> None:
         """Let every token read a checkpoint, or its owner alone."""
@@ -297,7 +314,7 @@ class Checkpoints:
             ttl=None,
             old=None,
             overwrite=True,
-            call=call_name,
+            about={"base": spec.base, "call": call_name},
             sources=sources,
         )
         return path
@@ -363,7 +380,7 @@ class Checkpoints:
         ttl: int | None,
         old: Row | None,
         overwrite: bool,
-        call: str,
+        about: Mapping[str, Any],
         sources: Iterable[Source],
     ) -> None:
         saved = None if state is None else safetensors.numpy.save(dict(state))
@@ -394,7 +411,7 @@ class Checkpoints:
                 " where exists (select 1 from calls where id = ?)",
                 *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
                 None if ttl is None else now + ttl,
-                *(json.dumps({"base": spec.base, "call": call}), call),
+                *(json.dumps(about), about["call"]),
             )
             self._sources.replace(path, sources)
         replaced = () if old is None else (old["adapter"], old["state_file"])

@@ -27,6 +27,8 @@ from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sample
 _MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
+# Seconds without a heartbeat after which weights that a client saved without a name are deleted.
+_TEMPORARY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +417,7 @@ class Service:
             self._now() - _RUN_SECONDS,
         )
         self.checkpoints.delete_expired()
+        self.checkpoints.delete_temporary(self._now() - _TEMPORARY_SECONDS)
         self.futures.delete_old()
 
     @cached_property

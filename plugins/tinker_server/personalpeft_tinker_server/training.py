@@ -47,8 +47,6 @@ _IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
 _CHORES_SECONDS = 10.0
-# Seconds that weights without a name are kept; a client samples from them at once.
-_UNNAMED_SECONDS = 3600
 
 
 @dataclass(slots=True)
@@ -322,13 +320,14 @@ class Trainer:
             ttl=request.ttl_seconds,
             overwrite=request.overwrite,
             call=call.id,
+            temporary=kind == "sampler_weights"
+            and request.path is None
+            and not request.ttl_seconds,
         )
 
     def _save_for_sampler(
         self, call: QueuedCall, run: _Run, request: models.SaveWeightsForSampler
     ) -> bytes:
-        if request.path is None and request.ttl_seconds is None:
-            request = request.model_copy(update={"ttl_seconds": _UNNAMED_SECONDS})
         name = request.path or f"unnamed-{call.seq or 0:06d}"
         path = self._save(call, run, "sampler_weights", request, name)
         if request.sampling_session_seq_id is None:

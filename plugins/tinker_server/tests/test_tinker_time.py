@@ -82,3 +82,23 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     with pytest.raises(CallFailed, match="released"):
         silent.train(1)
     alive.train(1)
+
+
+def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    run = timed.session().run()
+    session, client = run.session, run.session.client
+    saved = run.call("save_weights_for_sampler", sampling_session_seq_id=40)
+    sampler = saved["sampling_session_id"]
+    (listed,) = client.get("checkpoints")["checkpoints"]
+    for _ in range(3):
+        moved.advance(0.7 * HOUR)
+        client.post("session_heartbeat", {"session_id": session.id})
+        timed.extension.service.do_chores()
+    assert session.sample(sampler, TEXT[:4])["sequences"]
+    moved.advance(1.1 * HOUR)
+    timed.extension.service.do_chores()
+    with pytest.raises(CallFailed, match="no weights"):
+        session.sample(sampler, TEXT[:4])
+    client.post("weights_info", {"tinker_path": listed["tinker_path"]}, status=404)
