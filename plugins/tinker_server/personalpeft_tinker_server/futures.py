@@ -132,9 +132,9 @@ class Futures:
             )
             if changed and call.run is not None:
                 self._db.execute(
-                    "update runs set executed = executed + 1,"
+                    "update runs set executed = executed + 1, seen = ?,"
                     " next_seq = max(next_seq, coalesce(? + 1, 0)) where id = ?",
-                    *(call.seq, call.run),
+                    *(self._now(), call.seq, call.run),
                 )
                 self._db.execute(
                     "update calls set executed = (select executed from runs where id = ?)"

@@ -46,6 +46,8 @@ _YIELD_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
+# Seconds without a call after which a run leaves memory. Clients never say that they are done.
+_IDLE_RUN_SECONDS = 300.0
 _CHORES_SECONDS = 10.0
 
 
@@ -439,13 +441,15 @@ class Trainer:
         self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
 
     def _evict_runs(self) -> None:
-        """Free the memory of runs whose client is silent, and the state of runs that are over."""
+        """Free the memory of runs that are not in use, and the state of runs that are over."""
+        now = self._clock.now().timestamp()
         live = {
             row["id"]
             for row in self._db.rows(
                 "select runs.id from runs join sessions on sessions.id = runs.session"
-                " where runs.open and sessions.seen >= ?",
-                self._clock.now().timestamp() - SILENCE_SECONDS,
+                " where runs.open and sessions.seen >= ? and (runs.seen >= ?"
+                " or exists (select 1 from calls where run = runs.id and status = 'queued'))",
+                *(now - SILENCE_SECONDS, now - _IDLE_RUN_SECONDS),
             )
         }
         for run_id in set(self._runs) - live:

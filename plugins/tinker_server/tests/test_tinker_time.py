@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 from tinker_makers import (
+    BASE,
     TEXT,
     CallFailed,
     MovedClock,
     TinkerServer,
     datum,
+    loss_of,
     open_server,
     passed,
 )
+
+from personalpeft_tinker_server import service
 
 HOUR = 3600.0
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -102,3 +106,33 @@ def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(
     with pytest.raises(CallFailed, match="no weights"):
         session.sample(sampler, TEXT[:4])
     client.post("weights_info", {"tinker_path": listed["tinker_path"]}, status=404)
+
+
+def test_runs_without_calls_make_room_for_others_and_go_on(
+    timed: TinkerServer, moved: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep in one process never ends its runs, since no SDK does."""
+    monkeypatch.setattr(service, "_MAX_RUNS", 2)
+    session = timed.session()
+    undisturbed = timed.session().run()
+    expected = undisturbed.train(3)
+    first = session.run()
+    losses = first.train(2)
+    losses += [loss_of(first.forward_backward([datum(TEXT)]))]
+    second = session.run()
+    # It waits for the call before.
+    second.submit("forward", second.seq + 2, forward_input=FB["forward_backward_input"])
+    body = {"session_id": session.id, "model_seq_id": 2, "base_model": BASE}
+    assert session.client.ask("POST", "create_model", body).status_code == 429
+    for _ in range(6):
+        moved.advance(61)
+        session.client.post("session_heartbeat", {"session_id": session.id})
+        timed.extension.service.do_chores()
+    session.run()
+    # The second has a call that waits, so it still counts.
+    body["model_seq_id"] = 3
+    assert session.client.ask("POST", "create_model", body).status_code == 429
+    first.step()
+    losses += first.train(1)
+    assert losses[:3] == pytest.approx(expected, rel=1e-6)
+    assert losses[3] < losses[2]
