@@ -28,7 +28,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.learning.outcomes import render_reasons
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.database import USER_OWNER, Database
+from personalpeft_tinker_server.database import MAX_BYTES, USER_OWNER, Database
 from personalpeft_tinker_server.run_spec import RunSpec
 from personalpeft_tinker_server.sources import Source, Sources
 
@@ -40,8 +40,6 @@ LAYER = "skill.tinker"
 Kind: TypeAlias = Literal["weights", "sampler_weights"]
 State: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
 
-# Bytes of saved weights that one owner may have.
-_MAX_BYTES = 32 * 2**30
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -392,13 +390,10 @@ class Checkpoints:
             raise InvalidInput(
                 f"The run has weights called {name} already.", hint="Choose another name."
             )
-        (used,) = self._db.rows(
-            "select coalesce(sum(size), 0) as size from checkpoints where owner = ?", spec.owner
-        )
-        if used["size"] + size > _MAX_BYTES:
+        if not self._db.has_room(spec.owner, size):
             self._db.delete_unnamed_files((adapter, state_file))
             raise InvalidInput(
-                f"The weights of this token would exceed {_MAX_BYTES // 2**30} GiB.",
+                f"The weights and calls of this token would exceed {MAX_BYTES // 2**30} GiB.",
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()

@@ -49,6 +49,8 @@ SILENCE_SECONDS = 60.0
 # Seconds without a call after which a run leaves memory. Clients never say that they are done.
 _IDLE_RUN_SECONDS = 300.0
 _CHORES_SECONDS = 10.0
+# Seconds that calls wait for one with a lower number that the client never posted.
+_MISSING_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Trainer:
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
         self._news = False
+        self._started = clock.now().timestamp()
         self._stopping = False
         self._chores_due = False
         self._thread = threading.Thread(
@@ -169,7 +172,7 @@ class Trainer:
             for row in self._db.rows("select id, next_seq from runs where open")
         }
         ready: dict[str, QueuedCall] = {}
-        waiting: set[str] = set()
+        waiting: dict[str, list[QueuedCall]] = {}
         for call in queued:
             run = call.run or ""
             if run not in next_seq:
@@ -190,8 +193,32 @@ class Trainer:
             elif call.seq == next_seq[run] or (call.seq is None and run not in waiting):
                 ready[run] = call
             else:
-                waiting.add(run)
+                waiting.setdefault(run, []).append(call)
+        for run in waiting.keys() - ready.keys():
+            self._end_if_missing(next_seq[run], waiting[run])
         return list(ready.values())
+
+    def _end_if_missing(self, seq: int, waiting: Sequence[QueuedCall]) -> None:
+        """End the calls of a run that waited too long for one with a lower number.
+
+        All of them, since the later ones count on it, too.
+        """
+        (oldest,) = self._db.rows(
+            "select min(created) as at from calls where run = ? and status = 'queued'"
+            " and seq is not null",
+            waiting[0].run,
+        )
+        # Clients cannot post while the server is stopped.
+        since = max(oldest["at"], self._started)
+        if self._clock.now().timestamp() - since < _MISSING_SECONDS:
+            return
+        error = (
+            f"Call {seq} of the run did not arrive within {_MISSING_SECONDS / 60:g} minutes, so the"
+            " calls that waited for it ended."
+        )
+        for call in waiting:
+            if call.seq is not None:
+                self._futures.finish(call, Outcome(None, error, "user"))
 
     def _execute(self, calls: Sequence[QueuedCall]) -> None:
         passes = [call for call in calls if call.kind in _PASSES]

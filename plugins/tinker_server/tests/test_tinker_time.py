@@ -10,7 +10,10 @@ from tinker_makers import (
     BASE,
     TEXT,
     CallFailed,
+    Client,
     MovedClock,
+    Run,
+    Session,
     TinkerServer,
     datum,
     loss_of,
@@ -136,3 +139,47 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     losses += first.train(1)
     assert losses[:3] == pytest.approx(expected, rel=1e-6)
     assert losses[3] < losses[2]
+
+
+def test_calls_that_wait_for_a_missing_number_end_with_a_text_that_names_it(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    run = timed.session().run()
+    run.train(1)
+    client = run.session.client
+    missing = run.seq + 1
+    ids = [
+        run.submit("forward_backward", missing + 2, **FB),
+        run.submit("optim_step", missing + 1, adam_params={}),
+    ]
+    moved.advance(500)
+    ids.append(run.submit("forward_backward", missing + 3, **FB))
+    run.seq = missing + 3
+    client.post("session_heartbeat", {"session_id": run.session.id})
+    timed.extension.service.do_chores()
+    assert len(timed.extension.service.futures.queued(in_runs=True)) == 3
+    moved.advance(120)
+    for request in ids:
+        with pytest.raises(CallFailed, match=f"Call {missing} of the run did not arrive") as failed:
+            client.result(request)
+        assert failed.value.args[1] == "user"
+    run.train(1)
+    late = run.submit("optim_step", missing, adam_params={})
+    with pytest.raises(CallFailed, match="came too late"):
+        client.result(late)
+
+
+def test_a_missing_number_may_still_come_after_a_restart(
+    tmp_path: Path, moved: MovedClock, float32: None
+) -> None:
+    clock = moved.clock()
+    with open_server(tmp_path / "home", clock=clock) as opened:
+        run = opened.session().run()
+        later = run.submit("optim_step", run.seq + 2, adam_params={})
+    moved.advance(HOUR)
+    with open_server(tmp_path / "home", clock=clock) as opened:
+        client = Client(opened.app, run.session.client.secret)
+        opened.extension.service.do_chores()
+        run = Run(Session(client, run.session.id), run.id, run.seq)
+        run.forward_backward([datum(TEXT)])
+        assert client.result(later)["metrics"]
