@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from tinker_makers import (
     passed,
 )
 
-from personalpeft_tinker_server import futures, service, training
+from personalpeft_tinker_server import database, futures, service, training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -252,3 +253,20 @@ def test_calls_beyond_the_queue_are_refused_and_may_be_repeated(
         client.post("optim_step", {**step, "seq_id": seq})
     client.post("optim_step", {**step, "seq_id": 4}, status=429)
     client.post("optim_step", {**step, "seq_id": 3})
+
+
+def test_the_bytes_of_queued_calls_count_and_those_of_other_owners_do_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    run, other = (server.session(user).run() for user in ("ada", "bob"))
+    run.train(1)
+    call = {"model_id": run.id, **FB}
+    client = run.session.client
+    monkeypatch.setattr(database, "MAX_BYTES", 3 * len(json.dumps({**call, "seq_id": 10})))
+    # The first call is missing, so the others wait.
+    for seq in (10, 11, 12):
+        client.post("forward_backward", {**call, "seq_id": seq})
+    client.post("forward_backward", {**call, "seq_id": 13}, status=429)
+    client.post("forward_backward", {**call, "seq_id": 12})
+    other.train(1)
