@@ -24,6 +24,9 @@ from personalpeft_app.daemon.settings import Settings
 QUIET = timedelta(seconds=10)
 """A user counts as present for this long after a reply."""
 
+RETRY = timedelta(hours=1)
+"""After this long, the daemon tries again what failed and needs no new reason."""
+
 _ASSUMED_SECONDS = 60.0
 _MIN_SECONDS = 1.0
 _FAR = datetime.max.replace(tzinfo=UTC)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from typing import Any, TypeAlias
 
 from personalpeft import (
     Busy,
     Cancelled,
+    HomeError,
     LearnReport,
     NotFound,
     NothingToLearn,
@@ -42,6 +43,7 @@ from personalpeft_app.daemon.journal import (
 from personalpeft_app.daemon.machine import Machine, MachineReading
 from personalpeft_app.daemon.policy import (
     QUIET,
+    RETRY,
     Decision,
     History,
     HostState,
@@ -95,6 +97,8 @@ class Worker:
         self._settings_fault = ""
         # Users whom another process trains now; this round leaves them out.
         self._busy: set[str] = set()
+        # Users whose learn the home itself stopped, as a full disk does, and when.
+        self._postponed: dict[str, datetime] = {}
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
     def run_once(self) -> Decision:
@@ -136,7 +140,7 @@ class Worker:
         backlogs = [
             pending.without(attempts.get(user, ()))
             for user, pending in self._backlogs.read(self._runtime).items()
-            if user not in self._busy
+            if user not in self._busy and not self._is_postponed(user)
         ]
         reading = self._sensors()
         host = HostState(
@@ -148,6 +152,11 @@ class Worker:
             self._runtime.maintenance.last_activity(),
         )
         return plan(self._settings, host, backlogs, History(self.spent, self.journal.tasks))
+
+    def _is_postponed(self, user: str) -> bool:
+        # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
+        failed = self._postponed.get(user)
+        return failed is not None and abs(self._clock.now() - failed) < RETRY
 
     def _time_zone(self) -> tzinfo:
         return self._zone or self._settings.time_zone()
@@ -183,7 +192,10 @@ class Worker:
             return
         keys = tuple(each.key for each in pending.news)
         resumed = user in self.journal.started
-        self._save_journal(self.journal.start(user, keys))
+        # A start that a full disk does not take is no learn that was cut off: the note comes first.
+        journal = self.journal.start(user, keys)
+        self._runtime.maintenance.write_note(TASK, journal.as_text())
+        self.journal = journal
         monitor = _HostMonitor(self)
         futile = attempts
         try:
@@ -204,6 +216,9 @@ class Worker:
         except Busy as error:
             outcome, message = Outcome.BUSY, f"{error.message} The daemon tries again later."
             self._busy.add(user)
+        except HomeError as error:
+            outcome, message = Outcome.FAILED, f"{_describe(error)} The daemon tries again later."
+            self._postponed[user] = self._clock.now()
         except Exception as error:  # noqa: BLE001 - the next action runs all the same
             outcome, message, futile = Outcome.FAILED, _describe(error), (*attempts, *keys)
         seconds = monitor.finish()
