@@ -34,6 +34,7 @@ from personalpeft_app.daemon import tasks
 from personalpeft_app.daemon.backlog_cache import BacklogCache
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
+    MAX_MESSAGE,
     TASK,
     Journal,
     LogEntry,
@@ -45,6 +46,7 @@ from personalpeft_app.daemon.policy import (
     QUIET,
     RETRY,
     Decision,
+    FailedTask,
     History,
     HostState,
     LearnUser,
@@ -151,7 +153,8 @@ class Worker:
             reading.temperature,
             self._runtime.maintenance.last_activity(),
         )
-        return plan(self._settings, host, backlogs, History(self.spent, self.journal.tasks))
+        history = History(self.spent, self.journal.tasks, self.journal.failed)
+        return plan(self._settings, host, backlogs, history)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
@@ -242,19 +245,29 @@ class Worker:
     def _run_task(self, task: Task) -> None:
         began = self._clock.timer()
         window = tasks.next_window(self.journal.last_report, self._clock.now())
-        outcome = Outcome.DONE
-        journal = self.journal.record_task(task.kind, task.key)
         try:
             message = tasks.run_task(task.kind, self._runtime, self._settings, window)
-            if message and task.kind is TaskKind.REPORT:
-                journal = journal.record_report(window)
         except Exception as error:  # noqa: BLE001 - the next action runs all the same
-            outcome, message = Outcome.FAILED, _describe(error)
+            self._record_failure(task, _describe(error))
+            return
+        journal = self.journal.record_task(task.kind, task.key)
+        if message and task.kind is TaskKind.REPORT:
+            journal = journal.record_report(window)
         if message:
             seconds = self._clock.timer() - began
-            self._log(journal, task.kind, message, seconds=seconds, outcome=outcome)
+            self._log(journal, task.kind, message, seconds=seconds)
         else:
             self._save_journal(journal)
+
+    def _record_failure(self, task: Task, message: str) -> None:
+        """Record a failed task, which is tried again later. The same error is logged once."""
+        before = self.journal.failed.get(task.kind)
+        failure = FailedTask(task.key, self._clock.now(), message[:MAX_MESSAGE])
+        journal = self.journal.fail_task(task.kind, failure)
+        if before is not None and (before.key, before.message) == (failure.key, failure.message):
+            self._save_journal(journal)
+        else:
+            self._log(journal, task.kind, message, outcome=Outcome.FAILED)
 
     def _log(
         self,
