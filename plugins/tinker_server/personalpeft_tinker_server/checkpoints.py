@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from sqlite3 import Row
 from typing import Any, Literal, TypeAlias
@@ -50,10 +50,14 @@ class Checkpoints:
         runtime: The open runtime.
         database: Has the rows and files.
         clock: The time.
+        aliases: Further names of the base.
     """
 
-    def __init__(self, runtime: Runtime, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, runtime: Runtime, database: Database, clock: Clock, aliases: Sequence[str] = ()
+    ) -> None:
         self._runtime, self._db, self._clock = runtime, database, clock
+        self._aliases = aliases
         self._sources = Sources(runtime, database)
 
     def save(
@@ -188,8 +192,8 @@ class Checkpoints:
         return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
 
     def adapter(self, owner: str, path: str) -> Adapter | None:
-        """Return saved weights or a user's layer; None for the name of the base."""
-        if path == self._runtime.base().card.name:
+        """Return saved weights or a user's layer; None for a name of the base."""
+        if path in (self._runtime.base().card.name, *self._aliases):
             return None
         if path.startswith(USER_SCHEME):
             return self._user_layer(owner, path)

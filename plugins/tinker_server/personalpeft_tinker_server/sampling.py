@@ -209,6 +209,8 @@ class Sampler:
         sequences = [
             models.SampledSequence(stop_reason="length", tokens=[], logprobs=[]) for _ in requests
         ]
+        if params.max_tokens == 0:
+            return sequences
         stream = engine.stream(
             requests,
             cancelled=lambda: self._stopping.is_set() or call.id in self._cancelled,

@@ -89,7 +89,7 @@ class Service:
         # The clock may have been set back since.
         self._db.execute("update sessions set seen = min(seen, ?)", self._now())
         self.futures = Futures(self._db, steady)
-        self.checkpoints = Checkpoints(runtime, self._db, clock)
+        self.checkpoints = Checkpoints(runtime, self._db, clock, options.aliases)
         self._trainer = Trainer(
             runtime,
             self._db,
