@@ -156,6 +156,20 @@ def test_a_conversation_is_continued_by_its_id_and_regenerated(
         ada.conversation("c_0000")
 
 
+def test_a_regenerated_reply_has_another_seed_by_default(ada: Any, library_user: User) -> None:
+    reply = ada.chat("Hello", temperature=1)
+    texts, seeds = [reply.text], [ada.turn(reply).sampling.seed]
+    for _ in range(3):
+        reply = ada.chat("Hello", temperature=1, replaces=reply)
+        texts.append(reply.text)
+        seeds.append(ada.turn(reply).sampling.seed)
+    assert seeds == [0, 1, 2, 3]
+    assert texts == [library_user.chat("Hello", temperature=1, seed=n).text for n in range(4)]
+    assert len(set(texts)) == 4
+    last = ada.chat("Hello", seed=2**63 - 1)
+    assert ada.turn(ada.chat("Hello", replaces=last)).sampling.seed == 0
+
+
 def test_a_long_conversation_is_truncated_where_allowed(ada: Any) -> None:
     long = "a word or two " * 1000
     messages = [
