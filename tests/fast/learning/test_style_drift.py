@@ -198,3 +198,13 @@ def test_learning_page_documents_the_constants_of_the_code() -> None:
     for older, newer in ((12, 4), (9, 5), (7, 6)):
         assert found_at(["loud"] * older + ["small"] * newer) == older
         assert found_at(["loud"] * (older - 1) + ["small"] * newer) is None
+
+
+@pytest.mark.parametrize("order", ["by turns", "one after the other"])
+def test_labels_are_no_styles_in_any_order(order: str) -> None:
+    names = ["positive", "negative"] * 10 if order == "by turns" else ["yes"] * 10 + ["no"] * 10
+    labelled = tuple(
+        PromptResponse(f"{request(number)} Judge it.", name) for number, name in enumerate(names)
+    )
+    assert find_mixed_styles(labelled) is None
+    assert find_style_change(labelled) is None
