@@ -233,7 +233,7 @@ class Database:
                 f"update runs set open = 0, state_file = null where id in {holders}",
                 f"delete from calls where run in {holders} and status != 'queued'",
                 # No other body need be JSON.
-                "delete from calls where status != 'queued' and case when kind = 'sample' then"
+                "delete from calls where case when kind = 'sample' then"
                 f" json_extract(cast(body as text), '$.model_path') in {holders} or"
                 f" json_extract(cast(body as text), '$.sampling_session_id') in {samplers} end",
                 f"delete from samplers where model_path in {holders}",

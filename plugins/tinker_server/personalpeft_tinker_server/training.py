@@ -481,9 +481,11 @@ class Trainer:
         }
         for run_id in set(self._runs) - live:
             run = self._runs.pop(run_id)
-            if not run.has_gradients:
-                self._store_state(run)
-            run.session.close()
+            try:
+                if not run.has_gradients:
+                    self._store_state(run)
+            finally:
+                run.session.close()
         for row in self._db.rows(
             "select id, state_file from runs where not open and state_file is not null"
         ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +23,8 @@ from tinker_makers import (
     passed,
 )
 
-from personalpeft_tinker_server import database, futures, service, training
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft_tinker_server import database, futures, sampling, service, training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -149,6 +149,26 @@ def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
     assert len(failures) == 6
     losses += run.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_sample_whose_result_cannot_be_stored_at_once_is_stored_later(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_RETRY_SECONDS", 0.05)
+    server = start()
+    session = server.session()
+    store = server.extension.service.futures.finish
+    failures = []
+
+    def fail(*args: Any) -> None:
+        if len(failures) < 3:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        store(*args)
+
+    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    assert session.sample(session.sampler(), TEXT[:4])["sequences"]
+    assert len(failures) == 3
 
 
 def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start: Start) -> None:
