@@ -16,6 +16,7 @@ from personalpeft.chat.validation import check_prompt, check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import LAST, check_skill_name, check_source
 from personalpeft.learning.gate.probation import review_probation_with_lease
+from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
 from personalpeft.store.ledger import Ledger
@@ -23,6 +24,7 @@ from personalpeft.types import (
     APP_SOURCE,
     TRAINS,
     Demonstration,
+    Json,
     Signal,
     SignalKind,
     Turn,
@@ -147,7 +149,36 @@ def remember(
         **check_fact_questions(questions, answer),
         **training_payload(services, user, train),
     }
-    return services.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
+    ledger = services.store.ledger
+    older = _find_repeated_fact(ledger, user, payload, source)
+    if older is not None and older.payload == payload and _still_holds(ledger, older):
+        return older.id
+    supersedes = older.id if older is not None else None
+    return ledger.add_signal(
+        user, SignalKind.FACT, payload, source=source, supersedes=supersedes
+    ).id
+
+
+def _find_repeated_fact(ledger: Ledger, user: str, payload: Json, source: str) -> Signal | None:
+    """Return the newest fact of the source that a new one repeats, or None.
+
+    The new one has its text, and at least its questions and answer.
+    """
+    for fact in reversed(ledger.facts_with_text(user, payload["text"])):
+        has_questions = set(fact.payload.get("questions") or ()) <= set(payload["questions"])
+        has_answer = fact.payload.get("answer") in (None, payload["answer"])
+        if fact.source == source and has_questions and has_answer:
+            return fact
+    return None
+
+
+def _still_holds(ledger: Ledger, fact: Signal) -> bool:
+    """Return whether no later fact may have replaced a fact. Then repeating it says nothing new."""
+    facts = ledger.signals(fact.user, kinds=(SignalKind.FACT,))
+    if fact.id == facts[-1].id:
+        return True
+    # A later fact without questions may be another value, which nothing else tells.
+    return bool(fact.payload.get("answer")) and fact.id not in superseded_facts(facts)
 
 
 def retract(

@@ -403,6 +403,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> str:
         """Record a fact and return its id. Prompts can contain it from the next turn on.
 
+        A fact that repeats one of the same source is not added beside it. The earlier id is
+        returned, or the new fact supersedes the earlier one.
+
         Args:
             text: The fact.
             questions: Questions that the fact answers; they help to find it.

@@ -347,13 +347,21 @@ class Ledger:
             sql = f"{_select_signals(db, until)} where s.user = ? and s.kind in ({marks})"
             sql += _older_than("s.seq", until)
             if current:
-                retracted = f"{_RETRACTION}{_of_purpose(db, None)}{_older_than('r.seq', until)}"
-                sql += f" and not exists ({_SUPERSEDED}{_older_than('n.seq', until)})"
-                sql += f" and not exists ({retracted})"
+                sql += _is_current(db, until)
             if turn is not None:
                 sql += " and s.turn = ?"
                 parameters.append(turn)
             found = fetch_all(db, sql + " order by s.seq", *parameters)
+        return tuple(map(rows.decode_signal, found))
+
+    def facts_with_text(self, user: str, text: str) -> tuple[Signal, ...]:
+        """Return the current facts with a text, oldest first; nothing for an unknown user."""
+        with self._database.read_transaction() as db:
+            sql = (
+                f"{_select_signals(db)} where s.user = ? and s.kind = 'fact'"
+                f" and json_extract(s.payload, '$.text') = ?{_is_current(db)} order by s.seq"
+            )
+            found = fetch_all(db, sql, user, text)
         return tuple(map(rows.decode_signal, found))
 
     def retract(self, user: str, *signals: str, training_only: bool = False) -> None:
@@ -444,6 +452,13 @@ def _select_signals(db: sqlite3.Connection, until: int | None = None) -> str:
     """Return the query of all signals ``s``, marked where their training was retracted."""
     mark = f"exists ({_RETRACTION}{_of_purpose(db, _TRAINING)}{_older_than('r.seq', until)})"
     return f"select s.*, {mark} as is_training_retracted from signal s"
+
+
+def _is_current(db: sqlite3.Connection, until: int | None = None) -> str:
+    """Return the condition that a signal ``s`` is neither superseded nor retracted."""
+    superseded = f"{_SUPERSEDED}{_older_than('n.seq', until)}"
+    retracted = f"{_RETRACTION}{_of_purpose(db, None)}{_older_than('r.seq', until)}"
+    return f" and not exists ({superseded}) and not exists ({retracted})"
 
 
 def _of_purpose(db: sqlite3.Connection, purpose: str | None) -> str:

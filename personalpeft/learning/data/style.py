@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from math import ceil, comb
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -72,17 +73,38 @@ class StyleChange:
         return sum(self.weights.get(each, 0.0) for each in _ngrams(answer)) > 0
 
 
-@lru_cache(maxsize=64)
 def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
     """Return the latest change in examples, oldest first; None if there is none."""
-    found, since = None, 0
-    for end in range(_MIN_WINDOW, len(examples) + 1):
-        first = max(since, end - _WINDOW)
+    scan = _scan_from(examples[:1])
+    known, changes = scan.found
+    pairs = zip(known, examples, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    changes = {end: change for end, change in changes.items() if end <= same}
+    latest = max(changes, default=None)
+    found = None if latest is None else changes[latest]
+    for end in range(max(_MIN_WINDOW, same + 1), len(examples) + 1):
+        first = max(found.index if found else 0, end - _WINDOW)
         change = _find_change_in(examples[first:end])
         if change is not None:
-            since = first + change.index
-            found = replace(change, index=since)
+            found = changes[end] = replace(change, index=first + change.index)
+    scan.found = examples, changes
     return found
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The examples that were scanned last, and each change by the count of examples that show it.
+
+    A scan of all lessons takes seconds for thousands of them, and a learn adds a few.
+    """
+
+    found: tuple[tuple[PromptResponse, ...], Mapping[int, StyleChange]] = ((), MappingProxyType({}))
+
+
+@lru_cache(maxsize=64)
+def _scan_from(oldest: tuple[PromptResponse, ...]) -> _Scan:
+    """Return the scan of the examples that begin with one: those of a user."""
+    return _Scan()
 
 
 def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | None:
@@ -103,8 +125,6 @@ def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | N
     return count, len(newest) - count
 
 
-# Each new lesson of a user adds one window.
-@lru_cache(maxsize=4096)
 def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
     count = len(window)
     if count < _MIN_WINDOW:

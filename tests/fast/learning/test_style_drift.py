@@ -6,6 +6,7 @@ The counts are over random orders drawn from fixed seeds.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -129,6 +130,27 @@ def test_detected_change_is_detected_with_each_later_lesson() -> None:
     assert found == sorted(found)
     assert found[18] == 12
     assert abs(found[-1] - 26) <= 1
+
+
+def test_change_does_not_depend_on_what_was_scanned_before() -> None:
+    course = ["signed"] * 12 + ["listed"] * 14 + ["loud"] * 12
+    other = [*course[:15], *["signed"] * 10]
+    growing = [found_at(course[:end]) for end in range(39)]
+    assert found_at(other) is None
+    shrinking = [found_at(course[:end]) for end in reversed(range(39))]
+    assert growing == shrinking[::-1]
+
+
+def test_one_more_lesson_of_thousands_costs_one_comparison() -> None:
+    many = tuple(PromptResponse(f"{number}", f"{number % 7}") for number in range(4_200))
+
+    def seconds(examples: tuple[PromptResponse, ...]) -> float:
+        began = time.process_time()
+        find_style_change(examples)
+        return time.process_time() - began
+
+    first = seconds(many)
+    assert seconds((*many, PromptResponse("one more", "1"))) < first / 20
 
 
 def test_return_to_an_older_style_is_a_change_that_matches_its_lessons() -> None:
