@@ -89,10 +89,17 @@ class Server:
         self._limiter.stopping.set()
         self._stop.set()
 
-    def run(self, *, grace: float, close: Callable[[], None]) -> None:
+    def run(
+        self,
+        *,
+        grace: float,
+        close: Callable[[], None],
+        stop_jobs: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve until ``stop``, then wait ``grace`` seconds for running requests.
 
-        Then ``close`` is called, which must end the rest.
+        ``stop_jobs`` is called before that wait, so that streams of their events end. ``close`` is
+        called after it, and must end the rest.
         """
         # Threads of a daemon thread are such threads too: no request keeps the process from ending.
         serving = threading.Thread(target=self._server.start, daemon=True)
@@ -101,6 +108,7 @@ class Server:
             # Without waiting for the event: a signal may set it in this thread, so no lock is held.
             while serving.is_alive() and not (self._stop.is_set() and self._server.ready):
                 time.sleep(_LOOK)
+            stop_jobs()
             self._wait_for_requests(grace)
         finally:
             close()
