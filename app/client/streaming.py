@@ -19,6 +19,8 @@ from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
 
 _POLL_SECONDS = 1.0
+# How often a job is followed again where nothing comes: 31 seconds in all.
+_RETRIES = 5
 _WATCH_SECONDS = 0.05
 
 
@@ -192,6 +194,8 @@ def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Cond
             if not job.over and not stopping and cancelled():
                 stopping = True
                 transport.call(stop, **where)
+    except Unreachable:  # The caller did not leave, so the job goes on.
+        raise
     except BaseException:
         with suppress(PersonalPeftError):
             transport.call(stop, **where)
@@ -211,11 +215,27 @@ def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Cond
 def _changes(
     transport: Transport, job: v.Job, watch: do.Operation, where: Mapping[str, str]
 ) -> Generator[v.Job | None, None, None]:
-    """Yield the job as it changes. Poll every second if the server has no free stream."""
-    try:
-        yield from transport.events(watch, **where)
-    except Busy:
-        while not job.over:
-            job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
-            yield job
-            time.sleep(0 if job.over else _POLL_SECONDS)
+    """Yield the job as it changes, and None as a sign of life.
+
+    Poll every second if the server has no free stream. Follow it again where a connection breaks.
+    """
+    failures = 0
+    while not job.over:
+        try:
+            try:
+                for event in transport.events(watch, **where):
+                    job, failures = event or job, 0
+                    yield event
+            except Busy:
+                job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
+                failures = 0
+                yield job
+        except Unreachable:
+            if failures == _RETRIES:
+                raise
+        if job.over or failures == _RETRIES:
+            return
+        for _ in range(2**failures):
+            time.sleep(_POLL_SECONDS)
+            yield None
+        failures += 1

@@ -197,7 +197,7 @@ def serve(
             runtime.close()
 
         with interruptible(server.stop), interruptible(server.stop, SIGTERM):
-            server.run(grace=grace, close=close)
+            server.run(grace=grace, close=close, stop_jobs=api.jobs.stop)
     info(common, "Stopped.")
 
 

@@ -53,6 +53,7 @@ from personalpeft_app.client import (
     Unreachable,
     connect,
 )
+from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.peft_archive import unzip_adapter
 
@@ -1033,6 +1034,30 @@ def test_a_second_learn_of_a_user_is_busy(client: Client, monkeypatch: pytest.Mo
 
     ada.learn(progress=again)
     assert caught
+
+
+@pytest.mark.parametrize("cut", ["with an error", "silently"])
+def test_a_learn_outlives_a_connection_that_breaks_for_a_moment(
+    client: Client, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    ada = client.user("ada")
+    correct(ada)
+    SlowSteps(monkeypatch, 0.05)
+    events, cuts = Transport.events, list[str]()
+
+    def break_off(self: Transport, *args: Any, **path: str) -> Iterator[Any]:
+        for event in events(self, *args, **path):
+            yield event
+            if not cuts:
+                cuts.append(cut)
+                if cut == "silently":
+                    return
+                raise Unreachable("The connection broke off.")
+
+    monkeypatch.setattr(Transport, "events", break_off)
+    report = ada.learn()
+    assert cuts
+    assert report.revision == ada.revisions()[0].id
 
 
 def test_an_unknown_or_foreign_token_is_refused(site: LocalServer) -> None:

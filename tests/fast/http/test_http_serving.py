@@ -19,7 +19,7 @@ from http_makers import LocalServer, SlowSteps, serve_locally, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 import personalpeft
-from personalpeft import NothingToLearn, Runtime, Serving
+from personalpeft import Cancelled, NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota
@@ -224,6 +224,25 @@ def test_a_request_that_never_ends_does_not_keep_the_server_from_stopping(
         assert time.monotonic() - stopped < 15
         over.set()
         asking.join(20)
+
+
+def test_a_stop_ends_jobs_first_so_that_their_readers_delay_nothing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_stopped(runtime: Runtime, *asked: object, cancelled: Any, **more: object) -> None:
+        wait_for(cancelled, 60)
+        raise Cancelled("It was stopped.")
+
+    monkeypatch.setattr(Runtime, "learn_many", until_stopped)
+    with closing(ApiV1(runtime)) as api:
+        more = {"grace": 15, "stop_jobs": api.jobs.stop, "more": [api.blueprint]}
+        with serve_locally(runtime, **more) as site:
+            job = ask(site, "/api/v1/learns", {"users": ["bob"]}).headers["Location"]
+            events = ask(site, f"{job}/events")
+            stopped = time.monotonic()
+            site.server.stop()
+            assert b'"state": "cancelled"' in events.read()
+        assert time.monotonic() - stopped < 5
 
 
 def test_event_streams_leave_capacity_and_are_limited_per_token(
