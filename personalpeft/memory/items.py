@@ -226,6 +226,16 @@ class Memory:
         queries = _queries(messages)
         return float(self._similarities(vectors, queries).max()) if queries else -1.0
 
+    def finds_any(self, user: str, facts: Sequence[Signal], questions: Sequence[str]) -> list[bool]:
+        """Return for each question whether one of the facts is relevant to it."""
+        if not facts or not questions:
+            return [False] * len(questions)
+        vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
+        similarities = self.embedder.similarity(
+            self.embedder.embed(questions), np.concatenate(list(vectors.values()))
+        )
+        return [bool(row.max() >= self.embedder.min_similarity) for row in similarities]
+
     def cached_vectors(self, user: str, texts: Mapping[str, Sequence[str]]) -> dict[str, Vectors]:
         """Return the vectors of texts by signal id, one row a text. The catalog caches them."""
         cached = self._catalog.vectors(user, self.embedder.name)
