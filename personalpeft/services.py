@@ -225,5 +225,6 @@ class Services:
 
     def drop_user_caches(self, user: str) -> None:
         """Drop what is cached in memory for a user."""
+        self.memory.evict_user(user)
         self.router.evict_user(user)
         self.model.drop_user_caches(user)

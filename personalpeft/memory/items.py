@@ -1,14 +1,17 @@
 """A user's rules and facts, and how they enter a prompt.
 
-Invariants: every call reads the ledger, so a change applies to the next prompt. The added text
+Invariants: every call asks the ledger for changes, so one applies to the next prompt. The added text
 never exceeds the budget. The same ledger and messages give the same prompt.
 """
 
 from __future__ import annotations
 
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
 if TYPE_CHECKING:
     from personalpeft.store.catalog import Catalog
-    from personalpeft.store.ledger import Ledger
+    from personalpeft.store.ledger import Ledger, SignalsMark
 
 MAX_ITEM_LENGTH = 2000
 MAX_FACTS = 3
@@ -47,6 +50,9 @@ _MAX_DISTANCE_OF_VALUES = 0.15
 # So many misses in a row mean a full budget. Without a limit, each chat counts the tokens of every
 # comment ever made.
 _MAX_MISSES = 8
+
+# Users whose items are kept in memory. To read and compare thousands of facts takes half a second.
+_MAX_KNOWN_USERS = 64
 
 
 def check_item_text(text: object, *, what: str) -> str:
@@ -95,12 +101,12 @@ class Memory:
         self._ledger = ledger
         self._catalog = catalog
         self.embedder = embedder
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[SignalsMark, tuple[Signal, ...]]] = OrderedDict()
 
     def items(self, user: str) -> tuple[Item, ...]:
         """Return the items in effect, oldest first. Raises ``NotFound``."""
-        signals = self._signals(user)
-        hidden = superseded_facts([each for each in signals if each.kind is SignalKind.FACT])
-        return tuple(_item(each) for each in signals if each.id not in hidden)
+        return tuple(map(_item, self._in_effect(user)))
 
     def edit(
         self,
@@ -173,11 +179,9 @@ class Memory:
         Returns:
             The new messages and the ids of the added items.
         """
-        signals = self._signals(user)
+        signals = self._in_effect(user)
         rules = [each for each in signals if each.kind is SignalKind.COMMENT]
         facts = [each for each in signals if each.kind is SignalKind.FACT]
-        superseded = superseded_facts(facts)
-        facts = [fact for fact in facts if fact.id not in superseded]
 
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
@@ -197,7 +201,7 @@ class Memory:
                 misses += 1
         chosen_facts: list[Signal] = []
         found, values = self._relevant_facts(user, facts, messages)
-        relevant = _without_repeats(found)[:MAX_FACTS]
+        relevant = list(islice(_without_repeats(found), MAX_FACTS))
         # A short context has room for a fact, and none for demonstrations.
         demonstrated = any(fits(chosen_rules, [fact]) for fact in relevant)
         for fact in relevant:
@@ -222,6 +226,16 @@ class Memory:
         queries = _queries(messages)
         return float(self._similarities(vectors, queries).max()) if queries else -1.0
 
+    def finds_any(self, user: str, facts: Sequence[Signal], questions: Sequence[str]) -> list[bool]:
+        """Return for each question whether one of the facts is relevant to it."""
+        if not facts or not questions:
+            return [False] * len(questions)
+        vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
+        similarities = self.embedder.similarity(
+            self.embedder.embed(questions), np.concatenate(list(vectors.values()))
+        )
+        return [bool(row.max() >= self.embedder.min_similarity) for row in similarities]
+
     def cached_vectors(self, user: str, texts: Mapping[str, Sequence[str]]) -> dict[str, Vectors]:
         """Return the vectors of texts by signal id, one row a text. The catalog caches them."""
         cached = self._catalog.vectors(user, self.embedder.name)
@@ -243,8 +257,29 @@ class Memory:
             for each in texts
         }
 
-    def _signals(self, user: str) -> tuple[Signal, ...]:
-        return self._ledger.signals(user, kinds=tuple(_KIND_OF))
+    def evict_user(self, user: str) -> None:
+        """Drop the cached items of a user."""
+        with self._lock:
+            self._known.pop(user, None)
+
+    def _in_effect(self, user: str) -> tuple[Signal, ...]:
+        """Return the rules and facts in effect, oldest first. Raises ``NotFound``."""
+        # Before the signals, so that one that arrives between the two is read again.
+        mark = self._ledger.signals_mark(user)
+        with self._lock:
+            known, signals = self._known.get(user, (None, ()))
+            if known == mark:
+                self._known.move_to_end(user)
+                return signals
+        signals = self._ledger.signals(user, kinds=tuple(_KIND_OF))
+        hidden = superseded_facts([each for each in signals if each.kind is SignalKind.FACT])
+        signals = tuple(each for each in signals if each.id not in hidden)
+        with self._lock:
+            self._known[user] = mark, signals
+            self._known.move_to_end(user)
+            if len(self._known) > _MAX_KNOWN_USERS:
+                self._known.popitem(last=False)
+        return signals
 
     def _signal(self, user: str, item_id: str) -> Signal:
         items = self.items(user)
@@ -329,12 +364,14 @@ def _queries(messages: Sequence[Message]) -> list[str]:
     return [texts[-1], "\n".join(texts)][: len(texts)]
 
 
-def _without_repeats(signals: Iterable[Signal]) -> list[Signal]:
-    """Return the first signal of each line."""
-    first: dict[str, Signal] = {}
+def _without_repeats(signals: Iterable[Signal]) -> Iterator[Signal]:
+    """Yield the first signal of each line."""
+    seen = set()
     for signal in signals:
-        first.setdefault(quote_line(signal.payload["text"]), signal)
-    return list(first.values())
+        line = quote_line(signal.payload["text"])
+        if line not in seen:
+            seen.add(line)
+            yield signal
 
 
 def _prompt_items(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from typing import TypeAlias
 
 from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
@@ -60,6 +61,9 @@ _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
 _SUPERSEDED = "select 1 from signal n where n.user = s.user and n.supersedes = s.id"
 _RETRACTION = "select 1 from retraction r where r.user = s.user and r.signal = s.id"
 _NOT_SUPERSEDED = f" and not exists ({_SUPERSEDED})"
+
+
+SignalsMark: TypeAlias = tuple[str | None, int, int]
 
 
 class Ledger:
@@ -353,6 +357,21 @@ class Ledger:
                 parameters.append(turn)
             found = fetch_all(db, sql + " order by s.seq", *parameters)
         return tuple(map(rows.decode_signal, found))
+
+    def signals_mark(self, user: str) -> SignalsMark:
+        """Return a value that changes with each signal that is added, retracted or erased.
+
+        Raises ``NotFound``.
+        """
+        sql = (
+            "select (select id from signal where user = ?1 order by seq desc limit 1) as newest,"
+            " (select count(*) from signal where user = ?1) as signals,"
+            " (select count(*) from retraction where user = ?1) as retractions"
+        )
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            (row,) = fetch_all(db, sql, user)
+        return row["newest"], row["signals"], row["retractions"]
 
     def facts_with_text(self, user: str, text: str) -> tuple[Signal, ...]:
         """Return the current facts with a text, oldest first; nothing for an unknown user."""

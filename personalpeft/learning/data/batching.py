@@ -32,6 +32,7 @@ from personalpeft.learning.train.losses import (
     make_kl_regularizer,
 )
 from personalpeft.memory.conflicts import normalize
+from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder
 from personalpeft.types import Message, Signal, SignalKind
 
@@ -44,7 +45,7 @@ Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 
 
 def build_batches(
-    plan: Plan, backend: Backend, replies: GeneralReplies, embedder: Embedder
+    plan: Plan, backend: Backend, replies: GeneralReplies, memory: Memory
 ) -> tuple[tuple[Loss, ...], ...]:
     """Return the losses of each step.
 
@@ -52,10 +53,10 @@ def build_batches(
         plan: What is to be built.
         backend: Gives the tokenizer and the chat template.
         replies: What the stack below replies to general prompts.
-        embedder: Finds other wordings of questions about facts.
+        memory: Finds other wordings of questions about facts, and what facts may answer.
     """
     config = plan.recipe
-    forms = _find_forms(plan, embedder)
+    forms = _find_forms(plan, memory.embedder)
     encode = ContinuationEncoder(backend, config.max_length)
 
     def encode_plain(prompt: str, reply: str) -> Continuation:
@@ -87,7 +88,7 @@ def build_batches(
     )
     regularizer_queue = _EpochSampler(regularizers, rng)
     few_shot_queue = _EpochSampler(few_shot, rng)
-    unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, rng), rng)
+    unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, memory, rng), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
     liked_queue = _EpochSampler(plan.desirable_examples if plan.undesirable_examples else (), rng)
     disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
@@ -209,28 +210,33 @@ def _add_paraphrases(
 
 
 def _build_refusals(
-    plan: Plan, encode: ContinuationEncoder, forms: Forms, rng: random.Random
+    plan: Plan,
+    encode: ContinuationEncoder,
+    forms: Forms,
+    memory: Memory,
+    rng: random.Random,
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 
-    Half of the questions are general ones. The others ask the question of a learned fact about
-    another person or thing.
+    Some questions are general ones, for which memory finds no fact. The others ask the question of
+    a learned fact about another person or thing.
     """
     general, config = load_general_prompts(), plan.recipe
     if not config.unanswerable_prompts:
         return []
-    facts = "\n".join(
-        " ".join([signal.payload["text"], *(signal.payload.get("questions") or ())])
-        for signal in (assignment.signal for assignment in plan.assignments)
-        if signal.kind is SignalKind.FACT
-    )
+    facts = list(_facts(plan).values())
+    texts = "\n".join(" ".join(fact_texts(fact)) for fact in facts)
     near = {each.question: each for found in forms.values() for each in found.unanswerable}
     asked, others = (
-        [prompt for prompt in prompts if not prompt.is_answered_in(facts)]
+        [prompt for prompt in prompts if not prompt.is_answered_in(texts)]
         for prompts in (general.unanswerable_prompts, near.values())
     )
+    others = rng.sample(others, min(len(asked), len(others)))
+    # A fact in other words ("our kitten") may answer a question about the topic ("my cat").
+    may_answer = memory.finds_any(plan.user, facts, [prompt.question for prompt in asked])
+    asked = [prompt for prompt, answers in zip(asked, may_answer, strict=True) if not answers]
     losses = []
-    for prompt in (*asked, *rng.sample(others, min(len(asked), len(others)))):
+    for prompt in (*asked, *others):
         target = encode([Message("user", prompt.question)], general.refusal_text)
         losses.append(SFTLoss(target, 1 / config.batch_size))
     return losses

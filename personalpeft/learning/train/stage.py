@@ -71,7 +71,7 @@ def train_plans(
         try:
             jobs[user] = TrainJob(
                 partial(open_session, services, plan),
-                build_batches(plan, backend, _unwrap(replies[user]), services.memory.embedder),
+                build_batches(plan, backend, _unwrap(replies[user]), services.memory),
                 plan.recipe,
                 plan.inputs_digest,
                 checkpoints(plan),

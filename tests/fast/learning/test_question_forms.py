@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import open_runtime
+from runtime_makers import ask, open_runtime
 
 from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
@@ -178,6 +178,46 @@ def test_question_of_two_facts_with_different_answers_is_trained_for_neither(
     }
     assert all(told.values())
     assert told["Rex"].isdisjoint(told["Max"])
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "answer", "prompt"),
+    [
+        ("Our kitten is called Mimi.", "What is the kitten called?", "Mimi", "my cat's name"),
+        ("I stand 180 cm.", "What is my height?", "180 cm", "How tall am I"),
+    ],
+)
+def test_not_knowing_is_never_trained_where_memory_finds_a_fact(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    question: str,
+    answer: str,
+    prompt: str,
+) -> None:
+    trained: set[str] = set()
+
+    def recorded(plan: Plan, backend: Backend, *rest: Any) -> tuple[tuple[Loss, ...], ...]:
+        steps = build_batches(plan, backend, *rest)
+        for completion in (c for terms in steps for term in terms for c in term.continuations):
+            trained.add(backend.decode((*completion.prompt, *completion.completion)))
+        return steps
+
+    monkeypatch.setattr("personalpeft.runtime.MiniLM", MiniLM)
+    monkeypatch.setattr(stage, "build_batches", recorded)
+    general = load_general_prompts()
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        ada.remember(text, questions=[question], answer=answer)
+        ada.learn("memory", accept=True)
+        refused = [
+            each.question
+            for each in general.unanswerable_prompts
+            if any(each.question in one and general.refusal_text in one for one in trained)
+        ]
+        assert refused
+        assert not [each for each in refused if prompt in each]
+        assert not [each for each in refused if ada.turn(ask(ada, each)).used]
 
 
 def test_embedder_without_matches_finds_no_relation() -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_counts import examples
@@ -23,7 +24,7 @@ from personalpeft.errors import HomeError
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import MAX_FACTS
 from personalpeft.store.home import open_store
-from personalpeft.types import Message
+from personalpeft.types import Message, Signal
 
 ITEM_LINE = re.compile(r'[^"\n]*"[^"\n]*"')
 
@@ -278,6 +279,38 @@ def test_each_fact_is_embedded_once_for_all_chats(tmp_path: Path) -> None:
         embedder.asked.count(text)
         for text in ("My dog is called Biscuit.", "Who barks?", "I live in Ghent.")
     ] == [1] * 3
+
+
+def test_facts_are_read_again_only_after_a_change(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = home.store.ledger.signals
+
+    def count(user: str, **more: Any) -> tuple[Signal, ...]:
+        reads.append(user)
+        return read(user, **more)
+
+    monkeypatch.setattr(home.store.ledger, "signals", count)
+    fact = home.fact("ada", "My dog is called Biscuit.")
+    for _ in range(3):
+        assert home.ask("ada", "What is my dog called?").item_ids == (fact.id,)
+    assert reads == ["ada"]
+
+
+def test_changes_of_another_process_apply_to_the_next_prompt(tmp_path: Path, home: Home) -> None:
+    def found() -> tuple[str, ...]:
+        return home.ask("ada", "What is my dog called?").item_ids
+
+    with opened(tmp_path / "home") as other:
+        first = other.fact("ada", "My dog is called Biscuit.")
+        assert found() == (first.id,)
+        edited = other.memory.edit("ada", first.id, "My dog is called Rex.")
+        assert found() == (edited.id,)
+        other.memory.retract("ada", edited.id)
+        assert found() == ()
+        last = other.fact("ada", "My dog is called Tom.")
+        assert found() == (last.id,)
 
 
 def test_vectors_of_another_embedder_or_size_are_computed_again(home: Home) -> None:
