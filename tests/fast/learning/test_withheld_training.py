@@ -10,6 +10,7 @@ from runtime_makers import FakeTime, ask, correct, open_runtime
 
 from personalpeft import User
 from personalpeft.learning.data.training_examples import MIN_THUMBS
+from personalpeft.types import Turn
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def test_like_without_consent_trains_no_fact_that_helped(
     ada: User, train: bool, layer: str | None
 ) -> None:
     fact = ada.remember("My dog is called Biscuit.")
+    helped: Turn | None = None
     for question in ("What is my dog called?", "How is my dog called?"):
         reply = ask(ada, question)
         # No tiny model says the fact, so the ledger gets a reply that contains it.
@@ -65,7 +67,10 @@ def test_like_without_consent_trains_no_fact_that_helped(
             usage=reply.usage,
             finish_reason="stop",
             used=[fact],
+            conversation_id=helped.conversation_id if helped else None,
+            previous=helped.id if helped else None,
         )
+    assert helped is not None
     # The newest of two turns helped only if it was liked.
     ada.feedback(helped.id, rating=1, train=train)
     (status,) = (each for each in ada.signal_statuses() if each.signal.id == fact)
