@@ -28,7 +28,8 @@ from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:
     """Return a client of the server at ``http://HOST:PORT``. Nothing is sent yet.
 
-    ``timeout`` is the most seconds between two bytes of a response. Raises ``InvalidInput``.
+    Where an app mounts the server below a path, the address ends with that path. ``timeout`` is
+    the most seconds between two bytes of a response. Raises ``InvalidInput``.
     """
     return Client(Transport(url, token, timeout))
 

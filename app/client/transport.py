@@ -52,9 +52,9 @@ class Transport:
             is_address = address.scheme in ("http", "https") and bool(address.host)
         except httpx2.InvalidURL:
             is_address = False
-        if not is_address or address.path.strip("/") or address.query:
+        if not is_address or address.query:
             raise InvalidInput(
-                f"The address of a server must be http://HOST:PORT, got {url!a:.200}.",
+                f"The address of a server must be http://HOST:PORT or a path below it, got {url!a:.200}.",
                 hint="Give the address that personalpeft serve prints.",
             )
         if not token.isascii() or not token.isprintable() or not token:

@@ -90,6 +90,8 @@ def install_error_handlers(app: Flask, folders: Iterable[Path]) -> None:
         response.status_code = status
         if status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
+        if not getattr(error, "should_retry", True):
+            response.headers["X-Should-Retry"] = "false"
         again = getattr(error, "retry_after", None)
         if again is not None:
             response.headers["Retry-After"] = str(math.ceil(again))

@@ -59,6 +59,13 @@ class FlatTool(Part):
         return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
+class RequiredCallMissing(ServingFailed):
+    """The model wrote no valid call where the request requires one."""
+
+    # The client libraries of OpenAI and Anthropic would ask twice more by themselves.
+    should_retry = False
+
+
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
     """The tools of a request.
@@ -111,7 +118,7 @@ class ToolOptions:
         return parts
 
     def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
-        """Raise ``ServingFailed`` for a finished reply without the required call.
+        """Raise ``RequiredCallMissing`` for a finished reply without the required call.
 
         A reply can be started as a call, but the model may not finish one.
         """
@@ -125,7 +132,7 @@ class ToolOptions:
             and reply.finish_reason == "stop"
             and not any(call.name in wanted for call in calls)
         ):
-            raise ServingFailed(
+            raise RequiredCallMissing(
                 "The reply must call a tool, and the model wrote no valid call.",
                 hint="Ask again, or with tool_choice auto.",
             )

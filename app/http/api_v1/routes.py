@@ -40,6 +40,9 @@ from personalpeft_app.http.api_v1.serialization import from_json, from_query
 from personalpeft_app.http.concurrency import stream_quota_of
 from personalpeft_app.http.error_responses import describe_error
 
+# Bytes of a file that are sent at once.
+_PIECE = 2**16
+
 
 class ApiV1:
     """The API over an open runtime, as a ``blueprint`` of ``make_app``. Close it before that."""
@@ -175,10 +178,13 @@ def _file(exporting: AbstractContextManager[ExportSummary | v.PackedFile]) -> Re
 
 
 def _immutable(data: bytes) -> Response:
+    # Cheroot copies the rest of a piece at each send, so a large file is not one piece.
+    pieces = (data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
+    response = Response(pieces, mimetype=PERSONAL)
+    response.content_length = len(data)
     # The client may cache it, proxies may not: it is of one user.
-    return Response(
-        data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"}
-    )
+    response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
+    return response
 
 
 def _query(operation: Operation) -> Any:

@@ -3,6 +3,7 @@
  * at a time.
  */
 
+import { Problem } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { button, h, inlineText } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
@@ -33,6 +34,8 @@ export function chatView(user) {
   /** @type {{ abort: AbortController, stream: string } | null} */
   let going = null;
   let loaded = false;
+  // Whether something was forgotten while a reply streams.
+  let forgot = false;
 
   /** @param {Conversation} next */
   function open(next) {
@@ -114,6 +117,7 @@ export function chatView(user) {
     const reader = notify.reader();
     let text = "";
     let drawn = 0;
+    let gone = false;
     try {
       const chat = { prompt: exchange.prompt, conversation_id: conversation.id, ...more };
       for await (const [name, event] of user.stream(chat, going.abort.signal)) {
@@ -139,7 +143,10 @@ export function chatView(user) {
         }
       }
     } catch (error) {
-      notify.error(error);
+      // Another program has forgotten something during the reply, or the conversation before it.
+      forgot ||= error instanceof Problem && error.kind === "Forgotten";
+      gone = error instanceof Problem && error.status === 404 && conversation.id !== null && !text;
+      if (!gone) notify.error(error);
     }
     going = null;
     made.writing = false;
@@ -149,7 +156,20 @@ export function chatView(user) {
       exchange.stopped = true;
       restorePrompt(exchange.prompt);
     } else undo();
+    if (gone || forgot) {
+      reset();
+      if (gone && !more.replaces) ask();
+      return;
+    }
     made.show();
+    draw();
+  }
+
+  /** Erased texts must not stay on the screen. */
+  function reset() {
+    loaded = forgot = false;
+    conversation = emptyConversation();
+    views = [];
     draw();
   }
 
@@ -247,13 +267,13 @@ export function chatView(user) {
     },
     /** @param {string} about */
     changed(about) {
-      // Erased texts must not stay on the screen.
-      if (about === "forget" && !going) {
-        loaded = false;
-        conversation = emptyConversation();
-        views = [];
-        draw();
-      }
+      if (about !== "forget") return;
+      if (!going) return reset();
+      // The reply goes on, with its question alone.
+      forgot = true;
+      conversation.exchanges.splice(0, conversation.exchanges.length - 1);
+      views.splice(0, views.length - 1);
+      draw();
     },
   };
 }

@@ -33,6 +33,15 @@ const who = await signIn(main);
 const user = new User(who.user);
 const learning = learningStrip(user, place("learning"));
 const compare = compareView(user);
+// Other tabs must drop erased texts too.
+const tabs = new BroadcastChannel("personalpeft");
+let isFromOtherTab = false;
+tabs.onmessage = (event) => {
+  if (event.data !== user.id) return;
+  isFromOtherTab = true;
+  user.changed("forget");
+  isFromOtherTab = false;
+};
 /** @type {Record<string, View>} */
 const views = {
   chat: chatView(user),
@@ -40,7 +49,10 @@ const views = {
     go("compare");
     compare.choose(layer, revision);
   } }),
-  memory: memoryView(user, learning, (note) => leave(() => dropUser(who.many, note))),
+  memory: memoryView(user, learning, (note) => {
+    tabs.postMessage(user.id);
+    leave(() => dropUser(who.many, note));
+  }),
   stack: stackView(user, who.base, learning),
   compare,
 };
@@ -107,6 +119,7 @@ listener.refused = () => {
 // Hidden views reload when shown. The chat reloads at once, because it must drop erased texts.
 user.addEventListener("changed", (event) => {
   const about = /** @type {CustomEvent<string>} */ (event).detail;
+  if (about === "forget" && !isFromOtherTab) tabs.postMessage(user.id);
   views[here].changed(about);
   if (here !== "chat") views.chat.changed(about);
 });

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import Flask
 from http_makers import LocalServer, SlowSteps, serve_locally
 from runtime_makers import quick_card
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.serving import make_server
 
 import personalpeft
 from personalpeft import (
@@ -55,6 +58,7 @@ from personalpeft_app.client import (
 )
 from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.server import make_app
 from personalpeft_app.peft_archive import unzip_adapter
 
 BASE = personalpeft.DEFAULT_BASE
@@ -1071,10 +1075,26 @@ def test_an_unknown_or_foreign_token_is_refused(site: LocalServer) -> None:
         ada.users()
 
 
+def test_a_server_below_a_path_of_another_app_is_reached(runtime: Runtime) -> None:
+    _, secret = runtime.api_keys.create("ada")
+    api = ApiV1(runtime)
+    app = make_app(runtime, more=[api.blueprint])
+    mounted = DispatcherMiddleware(Flask("shop"), {"/model": app})
+    with make_server("127.0.0.1", 0, mounted, threaded=True) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for path in ("/model", "/model/"):
+            ada = connect(f"http://127.0.0.1:{server.port}{path}", secret).user("ada")
+            assert ada.turn(ada.chat("Hello")) == runtime.user("ada").turns()[0]
+        server.shutdown()
+        thread.join(10)
+    api.close()
+
+
 def test_an_unreachable_server_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         connect("http://127.0.0.1:9", "pp_x", timeout=5).user("ada")
-    for address in ("127.0.0.1:80", "ftp://host", "http://host/path", "http://host:port"):
+    for address in ("127.0.0.1:80", "ftp://host", "http://host/?a=b", "http://host:port"):
         with pytest.raises(InvalidInput):
             connect(address, "pp_x")
 

@@ -186,7 +186,7 @@ def test_a_required_tool_call_is_made_with_and_without_streaming(
 
 
 def test_a_reply_without_its_required_tool_call_is_an_error(
-    client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+    site: LocalServer, client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters: dict[str, Any] = {
         "model": "ada",
@@ -198,7 +198,10 @@ def test_a_reply_without_its_required_tool_call_is_an_error(
         FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
     )
     with pytest.raises(anthropic.InternalServerError):
-        client.messages.create(**parameters, tool_choice={"type": "any"})
+        client.with_options(max_retries=2).messages.create(
+            **parameters, tool_choice={"type": "any"}
+        )
+    assert len(site.runtime.user("ada").turns()) == 1
 
 
 def test_without_parallel_calls_a_reply_ends_after_its_first_call(

@@ -404,8 +404,11 @@ def test_a_missing_required_tool_call_is_an_error_and_a_truncated_reply_is_not(
     monkeypatch.setattr(
         FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
     )
+    ada = site.runtime.user("ada")
+    count = len(ada.turns())
     with pytest.raises(openai.InternalServerError):
-        client.chat.completions.create(**asked)
+        client.with_options(max_retries=2).chat.completions.create(**asked)
+    assert len(ada.turns()) == count + 1
     with pytest.raises(openai.APIError):
         list(client.chat.completions.create(**asked, stream=True))
 

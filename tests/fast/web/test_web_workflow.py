@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from http_makers import SlowSteps
-from playwright.sync_api import Locator, expect
-from web_makers import Site, Visit, correct
+from playwright.sync_api import Browser, Locator, expect
+from web_makers import Site, Visit, correct, new_window
 
 from personalpeft.types import SignalKind
 
@@ -233,6 +233,34 @@ def test_facts_and_rules_show_their_source_and_can_be_erased(site: Site, visit: 
     rule.get_by_role("button", name="Switch off").click()
     expect(rule.get_by_role("button", name="Switch off")).to_have_count(0)
     assert ada.items() == ()
+
+
+@pytest.mark.parametrize("where", ["tab", pytest.param("program", marks=pytest.mark.exhaustive)])
+def test_what_is_forgotten_elsewhere_leaves_the_chat_and_the_next_question_is_answered(
+    browser: Browser, site: Site, where: str
+) -> None:
+    ada = site.runtime.user("ada")
+    with new_window(browser, site) as open_tab:
+        here = open_tab()
+        page = here.open()
+        here.ask("My secret is a quagga.")
+        ada.remember("My dog is called Rex.")
+        if where == "tab":
+            ada.forget("last")
+            other = open_tab().open("Memory")
+            fact = other.get_by_role("listitem").filter(has_text="Rex")
+            fact.get_by_role("button", name="Forget").click()
+            other.get_by_role("button", name="Forget it permanently").click()
+            expect(page.locator("article.exchange")).to_have_count(0)
+        else:
+            ada.forget("last")
+        page.get_by_label("Your question").fill("What is a zebra?")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        exchange = page.locator("article.exchange")
+        expect(exchange.get_by_role("button", name="Good", exact=True)).to_have_count(1)
+        expect(exchange).to_contain_text("What is a zebra?")
+        expect(page.get_by_text("quagga")).to_have_count(0)
+        assert [turn.messages[-1].content for turn in ada.turns()] == ["What is a zebra?"]
 
 
 @pytest.mark.exhaustive
