@@ -80,6 +80,8 @@ class NothingCause(StrEnum):
     NOTHING_NEW = "nothing_new"
     ALL_HELD_OUT = "all_held_out"
     NO_CAPACITY = "no_capacity"
+    TOO_LONG = "too_long"
+    """The prompts of the new signals do not fit the base's context."""
     NOT_LIVE = "not_live"
     """The current lessons were built, and that was refused, withdrawn or rolled back."""
 

@@ -291,6 +291,7 @@ def _parse(turn: Turn, name: str, value: Any) -> tuple[SignalKind, dict[str, Any
     text = check_text(value, what="edit" if name == "edit" else "preferred text")
     if text.strip() == turn.reply.strip():
         raise InvalidInput(
-            "The text is the same as the reply.", hint="Change it, or rate the reply 1."
+            "The text is the same as the reply.",
+            hint="Change it, or rate the reply 1. An earlier edit of it must be retracted first.",
         )
     return (SignalKind.EDIT if name == "edit" else SignalKind.PREFERENCE), {"text": text}

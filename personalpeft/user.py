@@ -139,7 +139,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         top_p: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        seed: int = 0,
+        seed: int | None = None,
         memory: bool = True,
         layers: Sequence[str] | None = None,
         revision: str | None = None,
@@ -172,6 +172,10 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             raise InvalidInput(
                 "Without the template the prompt must be a string.", hint="Give one string."
             )
+        replaced = None if replaces is None else self.turn(replaces)
+        if seed is None:
+            # The seed of the replaced turn could give its text again.
+            seed = 0 if replaced is None else (replaced.sampling.seed + 1) % 2**63
         default = self._services.base.card.sampling
         sampling = check_sampling(
             default,
@@ -193,7 +197,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             logprobs=logprobs or alternatives > 0,
             top_logprobs=alternatives,
             conversation_id=conversation_id,
-            replaces=None if replaces is None else self.turn(replaces).id,
+            replaces=None if replaced is None else replaced.id,
             truncate=truncate,
         )
         return request.start_stream(self._services, self.id, chat, cancelled)
@@ -214,7 +218,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             top_p: Nucleus size, in (0, 1].
             max_tokens: The most new tokens.
             stop: Texts that end the reply.
-            seed: Seed of sampling.
+            seed: Seed of sampling. Defaults to 0, and with ``replaces`` to that turn's seed plus one.
             memory: Whether to add rules and relevant facts to the prompt.
             layers: The only layers to attach, whatever their scope. ``[]`` is the bare base.
             revision: A revision that replaces the head of its layer. Excludes ``layers``.

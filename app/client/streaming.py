@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from personalpeft.chat.reply import Reply
-from personalpeft.errors import Busy, NotFound, PersonalPeftError
+from personalpeft.chat.reply import Reply, TokenLogprob
+from personalpeft.errors import Busy, Forgotten, NotFound, PersonalPeftError
 from personalpeft.learning.options import Condition
-from personalpeft.types import Progress
+from personalpeft.types import Progress, Stack
 from personalpeft_app.client.transport import Transport, Unreachable, error_of
 from personalpeft_app.http.api_v1 import operations as do
 from personalpeft_app.http.api_v1 import schemas as v
 
 _POLL_SECONDS = 1.0
+# How often a job is followed again where nothing comes: 31 seconds in all.
+_RETRIES = 5
+_WATCH_SECONDS = 0.05
 
 
 class RemoteStream(Iterator[str]):
-    """A ``personalpeft.Stream`` over HTTP: iterate for pieces of text, then read ``reply``."""
+    """A ``personalpeft.Stream`` over HTTP, which documents the methods. Thread-safe."""
 
     def __init__(
         self, transport: Transport, body: Any, path: Mapping[str, str], cancelled: Condition | None
@@ -27,57 +33,150 @@ class RemoteStream(Iterator[str]):
         self._transport, self._path = transport, path
         self._cancelled = cancelled
         self._events = transport.events(do.STREAM, body, **path)
-        self._name = ""
+        self._lock = threading.RLock()
+        self._started: v.StreamStarted | None = None
+        self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
+        self._forgotten: Forgotten | None = None
         self._stopped = False
+        self._fault: Exception | None = None
+        self._over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        for event in self._events:
-            match event:
-                case v.StreamStarted(name):
-                    self._name = name
-                case v.StreamText(text):
-                    if not self._stopped:
-                        self._check_cancelled()
-                        return text
-                case v.StreamFinished(reply):
-                    self._reply = reply
-            self._check_cancelled()
-        if self._reply is None and not self._stopped:
-            raise Unreachable(
-                "The connection broke off during the reply.",
-                hint="The server keeps the text so far as a cancelled turn.",
-            )
-        raise StopIteration
+        with self._lock:
+            try:
+                self.begin()
+                # Events that were not begun would send the request.
+                for event in self._events if self._started is not None else ():
+                    match event:
+                        case v.StreamText(text, logprobs):
+                            self._logprobs += logprobs
+                            return text
+                        case v.StreamFinished(reply):
+                            self._reply = reply
+            except BaseException as error:
+                self._stopped = self._over = True
+                if isinstance(error, Forgotten):
+                    self._forgotten = error
+                raise
+            self._over = True
+            fault, self._fault = self._fault, None
+            if fault is not None:
+                raise fault
+            if self._reply is None and not self._stopped:
+                raise _broken_off()
+            raise StopIteration
+
+    def begin(self) -> None:
+        """Send the request now. Raises what the first piece would raise."""
+        with self._lock:
+            if self._started is not None or self._stopped:
+                return
+            first = next(self._events, None)
+            if not isinstance(first, v.StreamStarted):
+                raise _broken_off()
+            self._started = first
+            if self._stopped:  # Another thread closed it meanwhile.
+                self._stop()
+            elif self._cancelled is not None:
+                threading.Thread(
+                    target=_watch, args=(weakref.ref(self), self._cancelled), daemon=True
+                ).start()
+
+    @property
+    def stack(self) -> Stack:
+        """The adapters that serve the request. Sends it first."""
+        return self._begun().stack
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that the model reads first, rules and facts included. Sends the request first."""
+        return self._begun().prompt_tokens
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log-probs of the tokens so far, if requested."""
+        return tuple(self._logprobs)
 
     def close(self) -> None:
-        """Stop the reply. The server records a cancelled turn, and ``reply`` returns it."""
-        if self._reply is None and not self._stopped:
-            self._stop()
-            for _ in self:
-                pass
-        self._events.close()
+        """Stop the reply. The server records a cancelled turn, and ``reply`` returns it.
+
+        Called before the request is sent, it sends nothing.
+        """
+        # Without the lock: a reader in another thread holds it until its piece comes.
+        is_ending = self._stop()
+        with self._lock:
+            # The generator runs when a signal handler of the reading thread closes the stream.
+            if inspect.getgeneratorstate(self._events) != inspect.GEN_RUNNING:
+                with suppress(Forgotten):
+                    # Without an answer the server still sees that the connection is closed.
+                    for _ in self if is_ending else ():
+                        pass
+                self._events.close()
+                self._over = True
 
     @property
     def reply(self) -> Reply:
-        """The whole reply. Raises ``NotFound`` while it is being generated."""
+        """The whole reply.
+
+        Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
+        """
+        if self._forgotten is not None:
+            raise self._forgotten
         if self._reply is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
         return self._reply
 
-    def _check_cancelled(self) -> None:
-        if self._cancelled is not None and not self._stopped and self._cancelled():
-            self._stop()
+    def _begun(self) -> v.StreamStarted:
+        self.begin()
+        if self._started is None:
+            raise NotFound("The stream was closed before it began.", hint="Chat again.")
+        return self._started
 
-    def _stop(self) -> None:
-        self._stopped = True
-        if self._name:
-            self._transport.call(do.STOP, **self._path, stream=self._name)
+    def _stop(self, fault: Exception | None = None) -> bool:
+        """Ask the server to end the reply. Return whether it is ending, or never began.
+
+        ``fault`` is raised at the end of the stream.
+        """
+        self._stopped, self._fault = True, fault
+        if self._started is None or self._over:
+            return True
+        try:
+            self._transport.call(do.STOP, **self._path, stream=self._started.stream)
+        except PersonalPeftError:
+            return False
+        return True
+
+
+def _watch(stream: weakref.ref[RemoteStream], cancelled: Condition) -> None:
+    """Stop a reply once ``cancelled`` says so, also while it waits in the server."""
+    while (found := stream()) is not None:
+        try:
+            if found._over or (cancelled() and found._stop()):
+                return
+        except Exception as error:  # noqa: BLE001 - the caller's own error goes back to the caller
+            found._stop(error)
+            return
+        del found  # An abandoned stream is collected, which closes its connection.
+        time.sleep(_WATCH_SECONDS)
+
+
+def _broken_off() -> Unreachable:
+    return Unreachable(
+        "The connection broke off during the reply.",
+        hint="The server keeps the text so far as a cancelled turn.",
+    )
 
 
 def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
@@ -95,6 +194,8 @@ def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Cond
             if not job.over and not stopping and cancelled():
                 stopping = True
                 transport.call(stop, **where)
+    except Unreachable:  # The caller did not leave, so the job goes on.
+        raise
     except BaseException:
         with suppress(PersonalPeftError):
             transport.call(stop, **where)
@@ -114,11 +215,27 @@ def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Cond
 def _changes(
     transport: Transport, job: v.Job, watch: do.Operation, where: Mapping[str, str]
 ) -> Generator[v.Job | None, None, None]:
-    """Yield the job as it changes. Poll every second if the server has no free stream."""
-    try:
-        yield from transport.events(watch, **where)
-    except Busy:
-        while not job.over:
-            job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
-            yield job
-            time.sleep(0 if job.over else _POLL_SECONDS)
+    """Yield the job as it changes, and None as a sign of life.
+
+    Poll every second if the server has no free stream. Follow it again where a connection breaks.
+    """
+    failures = 0
+    while not job.over:
+        try:
+            try:
+                for event in transport.events(watch, **where):
+                    job, failures = event or job, 0
+                    yield event
+            except Busy:
+                job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
+                failures = 0
+                yield job
+        except Unreachable:
+            if failures == _RETRIES:
+                raise
+        if job.over or failures == _RETRIES:
+            return
+        for _ in range(2**failures):
+            time.sleep(_POLL_SECONDS)
+            yield None
+        failures += 1

@@ -110,7 +110,7 @@ def serve(
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
     from personalpeft_app.http import security
     from personalpeft_app.http.api_v1.routes import ApiV1
-    from personalpeft_app.http.concurrency import limiter_of
+    from personalpeft_app.http.concurrency import limiter_of, share_of_a_user
     from personalpeft_app.http.server import make_app
     from personalpeft_app.http.wsgi_server import Server
     from personalpeft_app.web import page
@@ -130,7 +130,12 @@ def serve(
     if tinker:
         # Its clients train on torch, and sample many replies at once.
         max_batch = max_batch or default_batch("torch")
-    serving = Serving(max_batch=max_batch, max_queue=max_queue, users=None)
+    serving = Serving(
+        max_batch=max_batch,
+        max_queue=max_queue,
+        max_queue_per_user=share_of_a_user(max_queue),
+        users=None,
+    )
     display = Display(common)
     with session.open_runtime(
         common, "make", display, serving, implicit_feedback, train=not no_train
@@ -192,7 +197,7 @@ def serve(
             runtime.close()
 
         with interruptible(server.stop), interruptible(server.stop, SIGTERM):
-            server.run(grace=grace, close=close)
+            server.run(grace=grace, close=close, stop_jobs=api.jobs.stop)
     info(common, "Stopped.")
 
 

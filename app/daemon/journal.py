@@ -14,7 +14,7 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from personalpeft_app.daemon.policy import TaskKind
+from personalpeft_app.daemon.policy import FailedTask, TaskKind
 from personalpeft_app.daemon.tasks import ReportWindow
 
 TASK = "daemon"
@@ -29,7 +29,7 @@ _MAX_STARTED = 20
 # Per user and in all. The reasons of the users who tried longest ago go first.
 _MAX_KEYS = 2_000
 _MAX_ALL_KEYS = 20_000
-_MAX_MESSAGE = 300
+MAX_MESSAGE = 300  # Characters of an entry.
 
 
 class Outcome(StrEnum):
@@ -76,6 +76,7 @@ class Journal:
         attempts: By user, reasons that led to nothing which the ledger records.
         spent: Seconds of learning by local day.
         tasks: The moment for which each task was last done. Names of other versions may occur.
+        failed: By name, tasks whose last try failed.
         entries: The newest actions, the last one last.
         last_report: The window of the last report with content.
     """
@@ -84,6 +85,7 @@ class Journal:
     attempts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, FailedTask] = field(default_factory=dict)
     entries: tuple[LogEntry, ...] = ()
     last_report: ReportWindow | None = None
 
@@ -99,7 +101,7 @@ class Journal:
         resumed: bool = False,
     ) -> Self:
         """Return the journal with one more entry."""
-        time, text = at.isoformat(timespec="seconds"), message[:_MAX_MESSAGE]
+        time, text = at.isoformat(timespec="seconds"), message[:MAX_MESSAGE]
         entry = LogEntry(time, kind, user, text, round(seconds, 1), outcome, resumed)
         return replace(self, entries=(*self.entries, entry)[-_MAX_ENTRIES:])
 
@@ -134,7 +136,12 @@ class Journal:
 
     def record_task(self, kind: TaskKind, key: str) -> Self:
         """Return the journal with a task done for a moment."""
-        return replace(self, tasks={**self.tasks, kind: key})
+        failed = {name: each for name, each in self.failed.items() if name != kind}
+        return replace(self, tasks={**self.tasks, kind: key}, failed=failed)
+
+    def fail_task(self, kind: TaskKind, failure: FailedTask) -> Self:
+        """Return the journal with a failed try of a task."""
+        return replace(self, failed={**self.failed, kind: failure})
 
     def record_report(self, window: ReportWindow) -> Self:
         """Return the journal with this as the last report."""

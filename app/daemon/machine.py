@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -20,6 +21,8 @@ _CPU_CHIPS = (
     "soc_thermal",
     "acpitz",
 )
+# Linux: a folder for each charger and battery, those of a wireless mouse included.
+_POWER_SUPPLIES = Path("/sys/class/power_supply")
 _MIN_INTERVAL = 1.0
 _FIRST_INTERVAL = 0.3
 
@@ -36,8 +39,11 @@ class MachineReading:
 class Machine:
     """The sensors of this machine. A missing one reads None, and its check is skipped."""
 
-    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timer: Callable[[], float] = time.monotonic, power_supplies: Path = _POWER_SUPPLIES
+    ) -> None:
         self._timer = timer
+        self._power_supplies = power_supplies
         self._own = psutil.Process()
         self._load: float | None = None
         self._measured_at = 0.0
@@ -50,6 +56,8 @@ class Machine:
         """Return whether the machine runs on mains power; None without a known battery."""
         # Drivers raise errors of any kind.
         with suppress(Exception):
+            if self._power_supplies.is_dir():
+                return _read_power_supplies(self._power_supplies)
             battery = psutil.sensors_battery()
             return None if battery is None else battery.power_plugged
         return None
@@ -83,6 +91,29 @@ class Machine:
         share = psutil.cpu_percent() - self._own.cpu_percent() / (os.cpu_count() or 1)
         self._load, self._measured_at = min(1.0, max(0.0, share / 100)), self._timer()
         return self._load
+
+
+def _read_power_supplies(folder: Path) -> bool | None:
+    """Read Linux's power supplies. psutil takes the battery of a mouse for the machine's."""
+    discharging = False
+    for supply in folder.iterdir():
+        kind, scope, online, status = (
+            _read_attribute(supply / name) for name in ("type", "scope", "online", "status")
+        )
+        if scope == "Device":
+            continue
+        is_battery = kind in ("Battery", "UPS")
+        if not is_battery and online not in ("", "0"):
+            return True
+        discharging |= is_battery and status == "Discharging"
+    return False if discharging else None
+
+
+def _read_attribute(file: Path) -> str:
+    # A supply may be unplugged meanwhile, and drivers raise errors of any kind.
+    with suppress(OSError):
+        return file.read_text("utf-8").strip()
+    return ""
 
 
 def lower_priority() -> None:

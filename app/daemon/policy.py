@@ -24,6 +24,9 @@ from personalpeft_app.daemon.settings import Settings
 QUIET = timedelta(seconds=10)
 """A user counts as present for this long after a reply."""
 
+RETRY = timedelta(hours=1)
+"""After this long, the daemon tries again what failed and needs no new reason."""
+
 _ASSUMED_SECONDS = 60.0
 _MIN_SECONDS = 1.0
 _FAR = datetime.max.replace(tzinfo=UTC)
@@ -70,11 +73,27 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedTask:
+    """The last try of a task: the moment for which it was due, the time of the try, the error."""
+
+    key: str
+    at: datetime
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class History:
-    """The seconds of learning today, and the moment for which each task was last done."""
+    """What was done.
+
+    Attributes:
+        spent: Seconds of learning today.
+        tasks: By name, the moment for which each task was last done.
+        failed: By name, tasks whose last try failed.
+    """
 
     spent: float = 0.0
     tasks: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, FailedTask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +242,9 @@ def _due_tasks(settings: Settings, host: HostState, history: History) -> list[Ta
             last, reason = last_occurrence(at, host.now, host.zone), f"every day at {at:%H:%M}"
         else:
             continue
-        if history.tasks.get(kind) != (key := last.isoformat()):
+        key, failed = last.isoformat(), history.failed.get(kind)
+        waits = failed is not None and failed.key == key and abs(host.now - failed.at) < RETRY
+        if history.tasks.get(kind) != key and not waits:
             due.append(Task(kind, key, reason))
     return due
 

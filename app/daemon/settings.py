@@ -6,7 +6,7 @@ import logging
 import re
 import tomllib
 from dataclasses import dataclass, fields
-from datetime import tzinfo
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Annotated, ClassVar
 from zoneinfo import ZoneInfo
@@ -103,7 +103,10 @@ class Settings:
             return ZoneInfo(self.zone)
         import tzlocal
 
-        return tzlocal.reload_localzone()
+        try:
+            return tzlocal.reload_localzone()
+        except Exception:  # noqa: BLE001 - it refuses a TZ of POSIX, as CET-1CEST,M3.5.0,M10.5.0
+            return datetime.now().astimezone().tzinfo or UTC
 
 
 # The daemon reads its settings each minute.

@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from typing import Any, TypeAlias
 
 from personalpeft import (
     Busy,
     Cancelled,
+    HomeError,
     LearnReport,
     NotFound,
     NothingToLearn,
@@ -33,6 +34,7 @@ from personalpeft_app.daemon import tasks
 from personalpeft_app.daemon.backlog_cache import BacklogCache
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
+    MAX_MESSAGE,
     TASK,
     Journal,
     LogEntry,
@@ -42,7 +44,9 @@ from personalpeft_app.daemon.journal import (
 from personalpeft_app.daemon.machine import Machine, MachineReading
 from personalpeft_app.daemon.policy import (
     QUIET,
+    RETRY,
     Decision,
+    FailedTask,
     History,
     HostState,
     LearnUser,
@@ -95,6 +99,8 @@ class Worker:
         self._settings_fault = ""
         # Users whom another process trains now; this round leaves them out.
         self._busy: set[str] = set()
+        # Users whose learn the home itself stopped, as a full disk does, and when.
+        self._postponed: dict[str, datetime] = {}
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
     def run_once(self) -> Decision:
@@ -136,7 +142,7 @@ class Worker:
         backlogs = [
             pending.without(attempts.get(user, ()))
             for user, pending in self._backlogs.read(self._runtime).items()
-            if user not in self._busy
+            if user not in self._busy and not self._is_postponed(user)
         ]
         reading = self._sensors()
         host = HostState(
@@ -147,7 +153,13 @@ class Worker:
             reading.temperature,
             self._runtime.maintenance.last_activity(),
         )
-        return plan(self._settings, host, backlogs, History(self.spent, self.journal.tasks))
+        history = History(self.spent, self.journal.tasks, self.journal.failed)
+        return plan(self._settings, host, backlogs, history)
+
+    def _is_postponed(self, user: str) -> bool:
+        # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
+        failed = self._postponed.get(user)
+        return failed is not None and abs(self._clock.now() - failed) < RETRY
 
     def _time_zone(self) -> tzinfo:
         return self._zone or self._settings.time_zone()
@@ -183,7 +195,10 @@ class Worker:
             return
         keys = tuple(each.key for each in pending.news)
         resumed = user in self.journal.started
-        self._save_journal(self.journal.start(user, keys))
+        # A start that a full disk does not take is no learn that was cut off: the note comes first.
+        journal = self.journal.start(user, keys)
+        self._runtime.maintenance.write_note(TASK, journal.as_text())
+        self.journal = journal
         monitor = _HostMonitor(self)
         futile = attempts
         try:
@@ -204,6 +219,9 @@ class Worker:
         except Busy as error:
             outcome, message = Outcome.BUSY, f"{error.message} The daemon tries again later."
             self._busy.add(user)
+        except HomeError as error:
+            outcome, message = Outcome.FAILED, f"{_describe(error)} The daemon tries again later."
+            self._postponed[user] = self._clock.now()
         except Exception as error:  # noqa: BLE001 - the next action runs all the same
             outcome, message, futile = Outcome.FAILED, _describe(error), (*attempts, *keys)
         seconds = monitor.finish()
@@ -227,19 +245,29 @@ class Worker:
     def _run_task(self, task: Task) -> None:
         began = self._clock.timer()
         window = tasks.next_window(self.journal.last_report, self._clock.now())
-        outcome = Outcome.DONE
-        journal = self.journal.record_task(task.kind, task.key)
         try:
             message = tasks.run_task(task.kind, self._runtime, self._settings, window)
-            if message and task.kind is TaskKind.REPORT:
-                journal = journal.record_report(window)
         except Exception as error:  # noqa: BLE001 - the next action runs all the same
-            outcome, message = Outcome.FAILED, _describe(error)
+            self._record_failure(task, _describe(error))
+            return
+        journal = self.journal.record_task(task.kind, task.key)
+        if message and task.kind is TaskKind.REPORT:
+            journal = journal.record_report(window)
         if message:
             seconds = self._clock.timer() - began
-            self._log(journal, task.kind, message, seconds=seconds, outcome=outcome)
+            self._log(journal, task.kind, message, seconds=seconds)
         else:
             self._save_journal(journal)
+
+    def _record_failure(self, task: Task, message: str) -> None:
+        """Record a failed task, which is tried again later. The same error is logged once."""
+        before = self.journal.failed.get(task.kind)
+        failure = FailedTask(task.key, self._clock.now(), message[:MAX_MESSAGE])
+        journal = self.journal.fail_task(task.kind, failure)
+        if before is not None and (before.key, before.message) == (failure.key, failure.message):
+            self._save_journal(journal)
+        else:
+            self._log(journal, task.kind, message, outcome=Outcome.FAILED)
 
     def _log(
         self,

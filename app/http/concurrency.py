@@ -34,12 +34,16 @@ class Quota:
             return self._open.total()
 
     @contextmanager
-    def hold(self, token: str, amount: int = 1) -> Iterator[None]:
-        """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``."""
+    def hold(self, token: str, amount: int = 1, *, whole: bool = False) -> Iterator[None]:
+        """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``.
+
+        With ``whole`` the token may hold as much as all together.
+        """
         with self._lock:
             self._subtract_ended()
             own = self._open[token] + amount
-            if own > self._per_token or self._open.total() + amount > self._total:
+            most = self._total if whole else self._per_token
+            if own > most or self._open.total() + amount > self._total:
                 raise TooManyRequests(self._refusal, retry_after=RETRY_AFTER)
             self._open[token] = own
         try:
@@ -56,12 +60,22 @@ class Quota:
 
 
 class ConcurrencyLimiter(Quota):
-    """A limit of concurrent requests. No request starts once ``stopping`` is set."""
+    """A limit of concurrent requests: three quarters for a user.
+
+    No request starts once ``stopping`` is set.
+    """
 
     def __init__(self, count: int) -> None:
-        super().__init__(count, count, "The server has as many requests as it takes.")
+        super().__init__(
+            count, share_of_a_user(count), "The server has as many requests as it takes."
+        )
         self.count = count
         self.stopping = threading.Event()
+
+
+def share_of_a_user(count: int) -> int:
+    """Return how many of ``count`` places one user may take, so that others have the rest."""
+    return max(1, count * 3 // 4)
 
 
 def stream_quota_of(runtime: Runtime) -> Quota:

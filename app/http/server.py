@@ -116,15 +116,17 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
             return
         if limiter.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=RETRY_AFTER)
-        token, size = security.caller().id, security.check_body()
+        caller, size = security.caller(), security.check_body()
         if size:
-            g.held.enter_context(bodies.hold(token, size))
+            g.held.enter_context(bodies.hold(caller.id, size))
             # In memory: a user's file is not to lie on a disk.
             body = g.held.enter_context(BytesIO())
             shutil.copyfileobj(request.stream, body)
             body.seek(0)
             request.stream = body
-        g.held.enter_context(limiter.hold(token))
+        # An administrator's token may act for many users.
+        is_admin = caller.user is None
+        g.held.enter_context(limiter.hold(caller.user or caller.id, whole=is_admin))
 
     def end(response: Response) -> Response:
         # The rule, not the path: user ids and queries are private.

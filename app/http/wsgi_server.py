@@ -1,7 +1,8 @@
 """Run the app behind cheroot: sockets, threads, and a graceful stop.
 
-Invariants: there are more threads than concurrent requests, so one is left for ``/healthz``. The
-app reads a body, or refuses it unread; a client that is still sending can read the refusal.
+Invariants: there are more threads than concurrent requests, and clients that send slowly take some
+of the spare ones alone. So one is left for ``/healthz``. The app reads a body, or refuses it unread;
+a client that is still sending can read the refusal.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from cheroot.errors import MaxSizeExceeded
+from cheroot.makefile import StreamReader
 from cheroot.server import ChunkedRFile, HTTPConnection, HTTPRequest
 from cheroot.wsgi import Gateway_10
 from cheroot.wsgi import Server as WSGIServer
@@ -37,6 +39,13 @@ _LOOK = 0.2
 _LAST = 2.0
 # Seconds of silence after which a connection is closed.
 _SILENCE = 30
+# Seconds to send the head of a request, or its body. A body gets more for each byte that came.
+_HEAD_SECONDS = 10
+_BODY_SECONDS = 30
+_SECONDS_PER_BYTE = 1 / 10_000
+# Seconds after which a request counts as slow, and how many threads wait for slow ones.
+_PROMPT = 1.0
+_SLOW = _SPARE - 16
 _BACKLOG = 128
 _LARGEST_HEADER = 32 * 2**10
 # Bytes of a refused body that are read at once.
@@ -80,10 +89,17 @@ class Server:
         self._limiter.stopping.set()
         self._stop.set()
 
-    def run(self, *, grace: float, close: Callable[[], None]) -> None:
+    def run(
+        self,
+        *,
+        grace: float,
+        close: Callable[[], None],
+        stop_jobs: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve until ``stop``, then wait ``grace`` seconds for running requests.
 
-        Then ``close`` is called, which must end the rest.
+        ``stop_jobs`` is called before that wait, so that streams of their events end. ``close`` is
+        called after it, and must end the rest.
         """
         # Threads of a daemon thread are such threads too: no request keeps the process from ending.
         serving = threading.Thread(target=self._server.start, daemon=True)
@@ -92,6 +108,7 @@ class Server:
             # Without waiting for the event: a signal may set it in this thread, so no lock is held.
             while serving.is_alive() and not (self._stop.is_set() and self._server.ready):
                 time.sleep(_LOOK)
+            stop_jobs()
             self._wait_for_requests(grace)
         finally:
             close()
@@ -129,23 +146,76 @@ class _Request(HTTPRequest):
         super().send_headers()
 
 
+class _Socket(socket.SocketIO):
+    """Reads from a connection, with a time limit for the head of a request and for its body."""
+
+    def __init__(self, connection: socket.socket, slow: threading.Semaphore) -> None:
+        super().__init__(connection, "rb")
+        self._connection, self._slow = connection, slow
+        self.expect(_HEAD_SECONDS)
+
+    def expect(self, seconds: float) -> None:
+        """Begin to count the time."""
+        self._begun, self._seconds, self._received = time.monotonic(), seconds, 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        if not self._wait(_PROMPT):
+            # A thread that waits is missing elsewhere.
+            with _hold(self._slow) as is_held:
+                seconds = self._seconds + self._received * _SECONDS_PER_BYTE
+                if not is_held or not self._wait(seconds):
+                    raise TimeoutError("timed out")  # Cheroot compares the text.
+        count = super().readinto(buffer)
+        self._received += count or 0
+        return count
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for data until ``seconds`` have passed since the begin, or the connection is silent."""
+        left = self._begun + seconds - time.monotonic()
+        return _is_readable(self._connection, min(max(0.0, left), _SILENCE))
+
+
+class _Reader(StreamReader):
+    def __init__(self, raw: _Socket, size: int) -> None:
+        super(StreamReader, self).__init__(raw, size)
+        self.bytes_read = 0
+
+
 class _Connection(HTTPConnection):
     RequestHandlerClass = _Request
     is_refused = False
 
-    def __init__(self, server: _Server, *args: Any) -> None:
-        super().__init__(server, *args)
+    def __init__(self, server: _Server, sock: socket.socket, *args: Any) -> None:
+        super().__init__(server, sock, *args)
+        self.incoming = _Socket(sock, server.slow)
+        self.rfile = _Reader(self.incoming, self.rbufsize)
         server.open_connections.add(self)
+
+    def communicate(self) -> bool:
+        self.incoming.expect(_HEAD_SECONDS)
+        return bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Close it. A client that still sends a refused body gets time to read the answer."""
-        if self.is_refused:
-            end = time.monotonic() + _SILENCE
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_WR)
-                while time.monotonic() < end and self.socket.recv(_PART):
-                    pass
-        super().close()
+        with _hold(self.server.slow) if self.is_refused else nullcontext() as is_held:
+            if is_held:
+                end = time.monotonic() + _SILENCE
+                with suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_WR)
+                    while time.monotonic() < end and self.socket.recv(_PART):
+                        pass
+            super().close()
+
+
+@contextmanager
+def _hold(slow: threading.Semaphore) -> Iterator[bool]:
+    """Take a place for the context, if one is free. Yield whether it was."""
+    is_held = slow.acquire(blocking=False)
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            slow.release()
 
 
 class _Gateway(Gateway_10):
@@ -153,6 +223,7 @@ class _Gateway(Gateway_10):
 
     def get_environ(self) -> dict[str, Any]:  # type: ignore[override]  # its stub says None
         gone = partial(_is_disconnected, self.req.conn.socket)
+        self.req.conn.incoming.expect(_BODY_SECONDS)
         if self.req.chunked_read:
             # Chunks have lengths and ends of their own.
             self.req.rfile = _Chunks(self.req.conn.rfile, 2 * validation.LARGEST)
@@ -183,6 +254,7 @@ class _Server(WSGIServer):
             shutdown_timeout=_LOOK,  # type: ignore[arg-type]  # seconds, whole or not
         )
         self.gateway = _Gateway
+        self.slow = threading.BoundedSemaphore(_SLOW)
         self.open_connections: WeakSet[_Connection] = WeakSet()
         self.max_request_header_size = _LARGEST_HEADER
         self.keep_alive_conn_limit = threads
@@ -212,8 +284,12 @@ class _Server(WSGIServer):
 def _is_disconnected(connection: socket.socket) -> bool:
     """Return whether the client has closed the connection."""
     try:
-        with _Selector() as selector:
-            selector.register(connection, selectors.EVENT_READ)
-            return bool(selector.select(0)) and not connection.recv(1, socket.MSG_PEEK)
+        return _is_readable(connection, 0) and not connection.recv(1, socket.MSG_PEEK)
     except (OSError, ValueError):
         return True
+
+
+def _is_readable(connection: socket.socket, timeout: float) -> bool:
+    with _Selector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(timeout))

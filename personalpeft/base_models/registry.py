@@ -19,11 +19,8 @@ USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 
 def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
-    """Return the card of a name, of a .toml file or of a folder with a model.
-
-    A name is a path if it has a slash, ends in ``.toml`` or begins with ``.`` or ``~``.
-    """
-    if isinstance(name, Path) or _is_path(name):
+    """Return the card of a name, of a .toml file or of a folder with a model."""
+    if isinstance(name, Path) or is_path(name):
         path = Path(name).expanduser().absolute()
         return _card_of_folder(path) if path.is_dir() else read_card(path)
     try:
@@ -66,7 +63,8 @@ def _shipped() -> dict[str, ModelCard]:
     return {card.name: card for card in cards}
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Return whether a base is named by a path: with a slash, ``.toml``, or ``.`` or ``~`` first."""
     separators = {"/", os.sep, os.altsep or "/"}
     return name.endswith(".toml") or name.startswith((".", "~")) or not separators.isdisjoint(name)
 

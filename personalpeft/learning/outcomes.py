@@ -184,6 +184,7 @@ class ReasonCode(_CodeWithText):
     EMPTY_REPLY = auto(), "the reply was empty"
     LIKED = auto(), "a liked reply becomes likelier"
     DISLIKED = auto(), "a disliked reply becomes less likely"
+    FACT_OUTDATED = auto(), "the reply has a fact that is not current any more"
     OBSERVED = auto(), "implicit feedback counts as a weak rating"
     UNCLEAR_REWARD = auto(), "a reward between -{limit} and {limit} is too close to 0"
     STRONGER_SIGNAL = auto(), "the {kind} of the same turn takes precedence"

@@ -64,7 +64,8 @@ class Plan:
     - ``new_holdout``: the signals of these that this build holds out.
     - ``other_holdout``: held-out lessons of all other layers of the stack.
     - ``new_examples`` and ``replay``: lessons that the parent was not, and was, trained on.
-    - ``undesirable_examples``: lessons with a rejected reply only.
+    - ``undesirable_examples``: lessons with a rejected reply only. ``desirable_examples`` are all
+      liked replies that the layer was or will be trained on, to compare them with.
     - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
     - ``excluded``: signals that the layer has no ``capacity`` for.
     - ``too_long``: signals whose prompt does not fit the base's context.
@@ -90,6 +91,7 @@ class Plan:
     new_examples: tuple[Lesson, ...] = ()
     replay: tuple[Lesson, ...] = ()
     undesirable_examples: tuple[Lesson, ...] = ()
+    desirable_examples: tuple[Lesson, ...] = ()
     embedder: str = ""
     excluded: frozenset[str] = frozenset()
     too_long: frozenset[str] = frozenset()
@@ -207,7 +209,8 @@ class Plan:
     def data_digest(self) -> str:
         """Digest of the lessons by content. Equal texts give the same digest in any home."""
         parts = [self.new_examples, self.replay]
-        parts += [self.undesirable_examples] if self.undesirable_examples else []
+        if self.undesirable_examples:
+            parts += [self.undesirable_examples, self.desirable_examples]
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
@@ -364,6 +367,7 @@ def build_plan(
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
         undesirable_examples=rejected,
+        desirable_examples=liked(training),
         embedder=services.memory.embedder.name,
         excluded=frozenset(excluded),
         too_long=frozenset(too_long),
@@ -387,6 +391,11 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
     messages = render_with_signal(fact, lesson.messages, system=system)
     return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
+
+
+def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
+    """Return the lessons that are liked replies."""
+    return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:
@@ -417,7 +426,7 @@ def _nothing_to_learn(
             f"Nothing to learn for {layer}: of its new signals, {pluralize(too_long, 'prompt')} "
             "and a reply do not fit the base's context.",
             hint="Give it lessons with shorter prompts.",
-            cause=NothingCause.NO_CAPACITY,
+            cause=NothingCause.TOO_LONG,
         )
     if is_learned:
         again = "or learn the same lessons again: personalpeft learn --from-nothing"

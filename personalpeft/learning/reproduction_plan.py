@@ -25,7 +25,7 @@ from personalpeft.learning.data.training_examples import (
 )
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import RebuildOutcome
-from personalpeft.learning.plan import Plan, add_teacher
+from personalpeft.learning.plan import Plan, add_teacher, liked
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
 from personalpeft.services import Services
 from personalpeft.store.types import BuildRecord
@@ -87,7 +87,12 @@ def plan_reproduction(
     if not plan.has_same_inputs:
         plan = next((each for each in map(plan_at, others) if each.has_same_inputs), plan)
     trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
-    lessons = (*plan.new_examples, *plan.replay, *plan.undesirable_examples)
+    lessons = (
+        *plan.new_examples,
+        *plan.replay,
+        *plan.undesirable_examples,
+        *plan.desirable_examples,
+    )
     if lost := trained - {lesson.signal for lesson in lessons}:
         detail = f"{pluralize(len(lost), 'signal')} of it no longer give the lessons that they gave"
         return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
@@ -166,6 +171,9 @@ def _plan_at(
         assignments=assignments,
         new_examples=tuple(each for each in training if each.signal not in learned),
         replay=tuple(each for each in training if each.signal in learned),
+        desirable_examples=liked(
+            each for each in known if each.signal in trained | learned and not each.is_probe
+        ),
         undesirable_examples=tuple(
             each for each in undesirable_lessons_for(assignments, layer) if each.signal in trained
         ),

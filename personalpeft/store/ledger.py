@@ -196,6 +196,24 @@ class Ledger:
             found = fetch_all(db, sql, *parameters, -1 if limit is None else limit)
         return tuple(map(rows.decode_turn, found))
 
+    def continued(
+        self, user: str, turns: Collection[str], *, until: int | None = None
+    ) -> frozenset[str]:
+        """Return which of some turns another turn continues.
+
+        Args:
+            user: The user's id.
+            turns: Their ids.
+            until: As for ``signals``.
+        """
+        sql = "select distinct previous from turn where user = ? and previous in "
+        sql += f"(select value from json_each(?)){_older_than('seq', until)}"
+        wanted = rows.to_json(sorted(turns), what="list of turns")
+        with self._database.read_transaction() as db:
+            # As in ``conversation_links``.
+            found = fetch_all(db, sql, user, wanted) if _has_column(db, "turn", "previous") else ()
+        return frozenset(row["previous"] for row in found)
+
     def turns_with_reply(self, user: str, text: str) -> tuple[Turn, ...]:
         """Return the turns whose reply, or an edit of it, is a text, newest first.
 

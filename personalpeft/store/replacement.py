@@ -8,6 +8,7 @@ home, and the next opening finishes it. A folder alone was not decided on: its h
 
 from __future__ import annotations
 
+import glob
 import re
 from contextlib import suppress
 from itertools import count
@@ -74,7 +75,9 @@ def unfinished_folder(home: Path) -> Path:
 
 def other_copies(home: Path) -> list[Path]:
     """Return the copies of a home beside it: former homes, and what killed restores left."""
-    found = [path for each in (_NEW, _FORMER) for path in home.parent.glob(f"{home.name}.{each}-*")]
+    # A parent that cannot be listed has none that are known.
+    name = glob.escape(home.name)
+    found = [path for each in (_NEW, _FORMER) for path in home.parent.glob(f"{name}.{each}-*")]
     part = unfinished_folder(home)
     return sorted([*found, *([part] if part.exists() else [])])
 

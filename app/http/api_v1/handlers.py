@@ -95,13 +95,15 @@ def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.
             **call.body.as_arguments(without="prompt"),
         )
         try:
-            # An error before the first piece is a response with a status, so it comes first.
-            first = next(reply, None)
-            yield v.StreamStarted(name)
-            if first is not None:
-                yield v.StreamText(first)
+            # An error of the request itself is a response with a status, so it comes first. The
+            # name does not wait for the first piece: a queued reply can be stopped too.
+            reply.begin()
+            yield v.StreamStarted(name, reply.stack, reply.prompt_tokens)
+            sent = 0
             for piece in reply:
-                yield v.StreamText(piece)
+                logprobs = reply.logprobs[sent:]
+                sent += len(logprobs)
+                yield v.StreamText(piece, logprobs)
             yield v.StreamFinished(reply.reply)
         finally:
             reply.close()

@@ -138,13 +138,18 @@ class Jobs:
                 if not entry.job.over or user not in (entry.job.user, *entry.job.users)
             }
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop all jobs, and wait for them for ``timeout`` seconds."""
+    def stop(self) -> None:
+        """Stop all jobs after their running steps. None starts from now on."""
         with self._changed:
             self._closed = True
-            entries = [entry for entry in self._entries.values() if not entry.job.over]
-            for entry in entries:
+            for entry in self._entries.values():
                 entry.stop.set()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop all jobs, and wait for them for ``timeout`` seconds."""
+        self.stop()
+        with self._changed:
+            entries = [entry for entry in self._entries.values() if not entry.job.over]
         ends = self._clock.timer() + timeout
         for entry in entries:
             if entry.thread is not None:

@@ -219,7 +219,7 @@ FORGET_USER = _users("forget_user", "DELETE", _USER)
 CHAT = _chat("chat", "POST", f"{_USER}/chat", makes_user=True, errors=TALKING)
 STREAM = _chat(
     "stream", "POST", f"{_USER}/chat/stream",
-    "Chat in pieces. An error after the first piece is an event. A client that disconnects "
+    "Chat in pieces. An error after the first event is an event. A client that disconnects "
     "stops the reply, and the text so far is recorded as a cancelled turn.",
     None, body=CHAT.body, makes_user=True, errors=TALKING,
     events={

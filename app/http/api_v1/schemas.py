@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from personalpeft.chat.compare import BlindAnswer
-from personalpeft.chat.reply import Reply
+from personalpeft.chat.reply import Reply, TokenLogprob
 from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
@@ -37,7 +37,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.memory.items import MAX_ITEM_LENGTH
 from personalpeft.rebase import RebaseReport
-from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope
+from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope, Stack
 from personalpeft_app.http.api_v1.serialization import RequestModel
 
 T = TypeVar("T")
@@ -333,16 +333,25 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StreamStarted:
-    """The first event of a streamed reply: its name, to stop it by."""
+    """The first event of a streamed reply.
+
+    Attributes:
+        stream: Its name, to stop it by.
+        stack: The adapters that serve it.
+        prompt_tokens: Tokens that the model reads first, rules and facts included.
+    """
 
     stream: str
+    stack: Stack
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class StreamText:
-    """A piece of the text of a reply."""
+    """A piece of the text of a reply, and the log-probs of its tokens, if requested."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,7 @@ export class User extends EventTarget {
    * @param {AbortSignal} signal
    */
   stream(chat, signal) {
-    // A new seed each time, otherwise regenerating returns the same reply.
-    const seed = crypto.getRandomValues(new Uint32Array(1))[0];
-    return events("POST", this.at("chat/stream"), { body: { ...chat, seed }, signal });
+    return events("POST", this.at("chat/stream"), { body: chat, signal });
   }
 
   /** @param {string} stream */

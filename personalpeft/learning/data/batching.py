@@ -57,7 +57,6 @@ def build_batches(
     """
     config = plan.recipe
     forms = _find_forms(plan, memory.embedder)
-    shown = [*plan.new_examples, *plan.replay]
     encode = ContinuationEncoder(backend, config.max_length)
 
     def encode_plain(prompt: str, reply: str) -> Continuation:
@@ -78,7 +77,6 @@ def build_batches(
         )
         for messages, reply in replies.few_shot
     ]
-    liked = [lesson for lesson in shown if lesson.kind is SignalKind.RATING]
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
         _EpochSampler(
@@ -92,7 +90,7 @@ def build_batches(
     few_shot_queue = _EpochSampler(few_shot, rng)
     unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, memory, rng), rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
-    liked_queue = _EpochSampler(liked if plan.undesirable_examples else [], rng)
+    liked_queue = _EpochSampler(plan.desirable_examples if plan.undesirable_examples else (), rng)
     disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
     replayed = 0
     if plan.new_examples and plan.replay:

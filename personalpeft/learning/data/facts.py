@@ -137,7 +137,10 @@ def as_sentence(answer: str) -> str:
 
 
 def helpful_turns(
-    signals: Sequence[Signal], turns: Sequence[Turn], forbidden: Set[str] = frozenset()
+    signals: Sequence[Signal],
+    turns: Sequence[Turn],
+    forbidden: Set[str] = frozenset(),
+    continued: Set[str] = frozenset(),
 ) -> Mapping[str, tuple[Turn, ...]]:
     """Return by fact the turns, oldest first, in which its lookup helped.
 
@@ -150,6 +153,7 @@ def helpful_turns(
         signals: The current signals, oldest first.
         turns: Those that used facts, and the newest turn, oldest first.
         forbidden: Facts that training is not allowed on. No turn counts that had one in the prompt.
+        continued: Turns after which their conversation went on.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
     owner = {question: fact.id for fact in facts.values() for question in _stated_questions(fact)}
@@ -163,7 +167,8 @@ def helpful_turns(
     helpful: dict[str, list[Turn]] = {}
     for number, turn in enumerate(turns, 1):
         opinions = feedback.get(turn.id, [])
-        went_on = number < len(turns)
+        # Earlier versions recorded no conversations.
+        went_on = turn.id in continued if turn.conversation_id else number < len(turns)
         if not all(each.rating > 0 for each in opinions) or not (opinions or went_on):
             continue
         if not forbidden.isdisjoint(turn.used):
@@ -171,7 +176,7 @@ def helpful_turns(
         owned_by = owner.get(normalize(turn.messages[-1].content))
         for fact in turn.used:
             is_candidate = fact in facts and owned_by in (None, fact)
-            if is_candidate and _reveals(facts[fact].payload["text"], turn):
+            if is_candidate and reveals(facts[fact].payload["text"], turn):
                 helpful.setdefault(fact, []).append(turn)
     return {fact: tuple(turns) for fact, turns in helpful.items()}
 
@@ -189,7 +194,7 @@ def _unique(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
     return list(first.values())
 
 
-def _reveals(fact: str, turn: Turn) -> bool:
+def reveals(fact: str, turn: Turn) -> bool:
     """Return whether a reply contains what it can only have from the fact.
 
     These are the names and numbers that were not in the question. Without any, they are other words
@@ -214,8 +219,13 @@ def _words(text: str) -> set[str]:
     return set(split_words(text.casefold()))
 
 
+def as_probe(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a conversation with its question in the template that nothing is trained on."""
+    return paraphrase(messages, [_PROBE_TEMPLATE])[-1]
+
+
 def _make_probe(question: FactQuestion) -> FactQuestion:
-    return replace(question, messages=paraphrase(question.messages, [_PROBE_TEMPLATE])[-1])
+    return replace(question, messages=as_probe(question.messages))
 
 
 def _fill(template: QuestionTemplate, question: str) -> str:

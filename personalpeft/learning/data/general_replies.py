@@ -155,7 +155,8 @@ def few_shot_messages(
         fits: Returns whether the model can read a conversation and reply to it.
     """
     conversation = prompt
-    for lesson in reversed(lessons[-MAX_EXAMPLES:]):
+    shown = [lesson for lesson in lessons if lesson.answers_user]
+    for lesson in reversed(shown[-MAX_EXAMPLES:]):
         longer = (*lesson.conversation, Message("assistant", lesson.chosen), *conversation)
         if not fits(longer):
             break

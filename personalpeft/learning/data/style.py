@@ -153,7 +153,12 @@ def _chance(groups: _Mask, cut: int) -> float:
 
 
 def _divide(examples: Sequence[PromptResponse]) -> _Mask | None:
-    """Return which examples are in the style of the last one; None if all are in one style."""
+    """Return which examples are in the style of the last one; None if all are in one style.
+
+    Answers that come again and again are labels. How they are written is no style.
+    """
+    if 2 * len({each.answer for each in examples}) <= len(examples):
+        return None
     answers = _similarities([each.answer for each in examples])
     groups = _most_similar_groups(answers)
     if _separation(answers, groups) < _MIN_SEPARATION:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from personalpeft.learning.data.facts import fact_questions, helpful_turns
+from personalpeft.learning.data.facts import as_probe, fact_questions, helpful_turns, reveals
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
@@ -42,6 +42,7 @@ from personalpeft.types import (
     SignalKind,
     Turn,
     canonical_digest,
+    canonical_json,
 )
 
 MIN_THUMBS = 20
@@ -102,8 +103,13 @@ class Lesson:
         return PromptResponse(self.messages[-1].content, self.chosen)
 
     @property
+    def answers_user(self) -> bool:
+        """Whether its request is a user's, and not the result of a tool."""
+        return self.messages[-1].role == "user"
+
+    @property
     def conversation(self) -> tuple[Message, ...]:
-        """The turns of user and assistant up to the request, which is a user's.
+        """The turns of user and assistant up to the request.
 
         It is the request alone if they do not take turns without tools.
         """
@@ -170,11 +176,14 @@ def load_assignments(
     signals = store.ledger.signals(user, until=until)
     facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
     turns = _load_fact_turns(store.ledger, user, facts, until)
+    continued = store.ledger.continued(user, [each.id for each in turns], until=until)
     # Former ones count too: a reply does not lose a fact by its retraction.
     former = store.ledger.signals(user, kinds=PROMPT_KINDS, current=False, until=until)
     forbidden = frozenset(each.id for each in former if each.forbids_training)
     turn_of = cache(partial(store.ledger.turn, user))
-    return assign(signals, turn_of, turns=turns, forbidden=forbidden)
+    return assign(
+        signals, turn_of, turns=turns, continued=continued, former=former, forbidden=forbidden
+    )
 
 
 def assign(
@@ -182,6 +191,8 @@ def assign(
     turn_of: Callable[[str], Turn],
     *,
     turns: Sequence[Turn] = (),
+    continued: Set[str] = frozenset(),
+    former: Sequence[Signal] = (),
     forbidden: Set[str] = frozenset(),
 ) -> tuple[Assignment, ...]:
     """Return one assignment for each of the current signals, oldest first.
@@ -190,19 +201,29 @@ def assign(
         signals: The current signals, oldest first.
         turn_of: Returns a turn by its id.
         turns: Those in which facts may have helped, and the newest turn, oldest first.
+        continued: Those of them after which their conversation went on.
+        former: All rules and facts, also those that are not current.
         forbidden: The rules and facts that training is not allowed on, also those that are not
             current.
     """
     strongest = _strongest_by_turn(signals)
-    helpful = helpful_turns(signals, turns, forbidden)
-    newer = superseded_facts([signal for signal in signals if signal.kind is SignalKind.FACT])
+    helpful = helpful_turns(signals, turns, forbidden, continued)
+    facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
+    newer = superseded_facts(facts)
+    current = {fact.id for fact in facts} - newer.keys()
+    outdated = {
+        each.id: str(each.payload["text"])
+        for each in former
+        if each.kind is SignalKind.FACT and each.id not in current
+    }
     assignments = [
         _assign_fact(signal, helpful.get(signal.id, ()), newer.get(signal.id))
         if signal.kind is SignalKind.FACT
-        else _assign_one(signal, turn_of, strongest, forbidden)
+        else _assign_one(signal, turn_of, strongest, forbidden, outdated)
         for signal in signals
     ]
-    settled = _drop_old_style(_resolve_conflicts(_drop_taught_probes(assignments)))
+    assignments = _replace_taught_probes(assignments, former)
+    settled = _drop_old_style(_resolve_conflicts(assignments))
     return tuple(_drop_dislikes_if_too_few(settled))
 
 
@@ -271,6 +292,7 @@ def _assign_one(
     turn_of: Callable[[str], Turn],
     strongest: Mapping[str, Signal],
     forbidden: Set[str],
+    outdated: Mapping[str, str],
 ) -> Assignment:
     if signal.kind is SignalKind.COMMENT:
         forbids = signal.forbids_training
@@ -296,6 +318,9 @@ def _assign_one(
         unused = _unused(signal, ReasonCode.STRONGER_SIGNAL, kind=str(best.kind))
         return replace(unused, superseded_by=best.id)
     turn = turn_of(signal.turn)
+    is_rating = signal.kind in (SignalKind.RATING, SignalKind.REWARD)
+    if is_rating and any(reveals(outdated[each], turn) for each in turn.used if each in outdated):
+        return _unused(signal, ReasonCode.FACT_OUTDATED)
     return _assign_from_turn(signal, turn, forbids_reply=reply_shows(turn, turn_of, forbidden))
 
 
@@ -407,7 +432,9 @@ def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment
     for number, each in enumerate(assignments):
         if each.lesson is None:
             continue
-        same_request = active.setdefault((each.layer, each.lesson.messages), [])
+        # Equal messages may offer different tools.
+        request = canonical_json([message.to_list() for message in each.lesson.messages])
+        same_request = active.setdefault((each.layer, request), [])
         rivals = [n for n in same_request if _conflict(each.lesson, assignments[n].lesson)]
         yields = ((assignments[n], _yields_to(each, assignments[n])) for n in rivals)
         if lost := next(((winner, why) for winner, why in yields if why), None):
@@ -458,22 +485,34 @@ def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
     return None
 
 
-def _drop_taught_probes(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
-    """Drop the probes of facts whose question another fact teaches: they cannot judge."""
+def _replace_taught_probes(
+    assignments: Sequence[Assignment], former: Sequence[Signal]
+) -> list[Assignment]:
+    """Judge a fact by a template of its probe where another fact teaches the probe's question.
 
-    def question(lesson: Lesson) -> str:
-        return normalize(lesson.messages[-1].content)
+    Facts that are not current count, since the live revision may have been trained on them.
+    """
 
-    examples = [each for assignment in assignments for each in assignment.extra_examples]
-    taught = {question(each) for each in examples if not each.is_probe}
-    dropped = {id(each) for each in examples if each.is_probe and question(each) in taught}
+    def question(messages: Sequence[Message]) -> str:
+        return normalize(messages[-1].content)
+
+    taught: dict[str, set[str]] = {}
+    for fact in former:
+        for each in fact_questions(fact, ())[0] if fact.kind is SignalKind.FACT else ():
+            taught.setdefault(question(each.messages), set()).add(fact.id)
+    for assignment in assignments:
+        for lesson in assignment.extra_examples:
+            if not lesson.is_probe:
+                taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
+
+    def untaught(lesson: Lesson) -> Lesson:
+        others = taught.get(question(lesson.messages), set()) - {lesson.signal}
+        if not lesson.is_probe or not others:
+            return lesson
+        return lesson.with_prompt(as_probe(lesson.messages))
+
     return [
-        replace(
-            each,
-            extra_examples=tuple(e for e in each.extra_examples if id(e) not in dropped),
-        )
-        if dropped and each.extra_examples
-        else each
+        replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))
         for each in assignments
     ]
 
@@ -483,7 +522,10 @@ def _supersede(assignment: Assignment, winner: Assignment, why: Reason) -> Assig
 
 
 def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
-    """Drop lessons of the style that show an old style, also likes of replies in the old style."""
+    """Drop lessons that show an old style.
+
+    Likes of replies in the old style go too, and earlier dislikes of replies in the new one.
+    """
     style = {
         number: each.lesson
         for number, each in enumerate(assignments)
@@ -496,9 +538,15 @@ def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
     first = written[change.index]
     since = assignments[first].signal.id
     settled = list(assignments)
-    for number, lesson in style.items():
+    disliked = {
+        number: each.lesson
+        for number, each in enumerate(assignments[:first])
+        if each.layer == "style" and each.lesson is not None and not each.lesson.chosen
+    }
+    for number, lesson in (style | disliked).items():
         is_older = number < first
-        if change.matches(lesson.chosen):
+        # A reply in the new style is no longer disliked for it.
+        if change.matches(lesson.chosen or lesson.rejected or "") is bool(lesson.chosen):
             continue
         if is_older or lesson.kind is SignalKind.RATING:
             # Without ``superseded_by``: a lesson that supersedes a held-out one is held out too.

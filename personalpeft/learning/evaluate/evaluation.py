@@ -33,8 +33,10 @@ from personalpeft.learning.evaluate.exposure import (
     measure_leakage,
 )
 from personalpeft.learning.evaluate.measures import (
+    MAX_REQUEST,
     TextQuality,
     count_wanted,
+    measure_learned_pmi,
     measure_text_quality,
 )
 from personalpeft.learning.evaluate.probes import (
@@ -60,6 +62,8 @@ from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
 MAX_EXAMPLES = 3
 _MAX_QUALITY_TOKENS = 32
+# Meaningful texts that the base can judge have more.
+_CLEAR_PMI = 0.3
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
 
@@ -226,25 +230,45 @@ def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
 
 
 def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
-    def logprobs(some: Sequence[PromptResponse]) -> Sequence[float]:
-        items = [
-            encode_continuation(
-                engine.backend,
-                [*each.before, Message("user", each.request)],
-                each.answer,
-                _MAX_QUALITY_TOKENS,
-            )
-            for each in some
-        ]
-        return [score.logp for score in engine.score(items, Stack(job.live.stack.base))]
+    def scores(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
+        found: dict[int, float] = {}
+        for stack in dict.fromkeys(stacks):
+            numbers = [number for number, each in enumerate(stacks) if each == stack]
+            items = [
+                encode_continuation(
+                    engine.backend,
+                    [*each.before, Message("user", each.request)],
+                    each.answer,
+                    _MAX_QUALITY_TOKENS,
+                )
+                for each in (some[number] for number in numbers)
+            ]
+            results = engine.score(items, stack)
+            found |= {n: each.logp for n, each in zip(numbers, results, strict=True)}
+        return [found[number] for number in range(len(some))]
 
-    new = job.eval_set.new_examples
-    written = [
+    def of_base(some: Sequence[PromptResponse]) -> list[float]:
+        return scores(some, [Stack(job.live.stack.base)] * len(some))
+
+    quality = measure_text_quality(_written(job.eval_set.new_examples), of_base)
+    if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
+        return quality
+    held_out = [each for each in job.eval_set.deciding if each.answers_user]
+    stack_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
+
+    def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
+        return scores(some, [job.candidate.for_layer(stack_of[each.request]) for each in some])
+
+    return replace(quality, learned_pmi=measure_learned_pmi(_written(held_out), of_candidate))
+
+
+def _written(lessons: Sequence[Lesson]) -> list[PromptResponse]:
+    """Return the lessons that answer a user and were written by one."""
+    return [
         replace(each.prompt_response, before=each.conversation[:-1])
-        for each in new
-        if each.kind not in _UNWRITTEN_KINDS
+        for each in lessons
+        if each.kind not in _UNWRITTEN_KINDS and each.answers_user
     ]
-    return measure_text_quality(written, logprobs)
 
 
 def _measure_generation(

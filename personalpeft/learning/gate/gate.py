@@ -75,6 +75,7 @@ class Margins(CardConfig):
     max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
     max_membership_auc: Fraction = 1  # see ``Leakage``; 1 switches the check off
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
+    min_learned_pmi: Number = 1.0  # the same of ``learned_pmi``, which makes up for a low ``pmi``
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
     min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
@@ -302,7 +303,9 @@ def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) 
 
 def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
     """Return what is wrong with the text of the new lessons, or None."""
-    if margins.min_pmi and quality.pmi is not None and not quality.pmi >= margins.min_pmi:
+    learned = quality.learned_pmi is not None and quality.learned_pmi >= margins.min_learned_pmi
+    fits = quality.pmi is None or quality.pmi >= margins.min_pmi or learned
+    if margins.min_pmi and not fits:
         return Reason(ReasonCode.UNRELATED_ANSWERS)
     gap = quality.word_order_gap
     if margins.min_word_order_gap and gap is not None and not gap >= margins.min_word_order_gap:

@@ -14,6 +14,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 import personalpeft
 from personalpeft import (
     DEFAULT_BASE,
+    CardError,
     HomeError,
     InvalidInput,
     LearnReport,
@@ -28,6 +30,7 @@ from personalpeft import (
     Runtime,
 )
 from personalpeft.base_models.model_card import read_card
+from personalpeft.base_models.registry import is_path
 from personalpeft.errors import get_error_type
 from personalpeft.ids import check_user_id
 from personalpeft.learning.outcomes import LearnOutcome, text_reason
@@ -300,12 +303,14 @@ def _base_for_nodes(runtime: Runtime, base: str | Path) -> str:
 
     Nodes have another working folder, and their homes have no cards.
     """
-    name, path = str(base), Path(base).expanduser()
+    if isinstance(base, Path) or is_path(base):
+        return str(Path(base).expanduser().absolute())
     for card in (runtime.settings.home / "models").glob("*.toml"):
-        if read_card(card).name == name:
-            return str(card.absolute())
-    is_known = name in {card.name for card in runtime.models()}
-    return name if is_known or not path.exists() else str(path.absolute())
+        # A mistake in one card does not keep the others from being opened.
+        with suppress(CardError):
+            if read_card(card).name == base:
+                return str(card.absolute())
+    return base
 
 
 def _failed(user: str, error: Exception) -> LearnReport:

@@ -255,6 +255,16 @@ def test_a_base_of_the_home_or_of_a_path_is_named_by_its_full_path(
         assert _base_for_nodes(runtime, "nowhere") == "nowhere"
 
 
+def test_a_wrong_card_of_the_home_keeps_no_other_base_from_learning(
+    world: World, nodes: Nodes
+) -> None:
+    world.correct(USERS[:1])
+    (world.home / "models").mkdir()
+    (world.home / "models" / "wrong.toml").write_text("name = 1")
+    (report,) = world.learn(USERS[:1])
+    assert report.live
+
+
 def test_no_named_user_means_no_learn(world: World) -> None:
     world.correct(["user-0"])
     assert world.learn([]) == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from sqlite3 import Row
 from typing import Any, Literal, TypeAlias
@@ -28,7 +28,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.learning.outcomes import render_reasons
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
-from personalpeft_tinker_server.database import USER_OWNER, Database
+from personalpeft_tinker_server.database import MAX_BYTES, USER_OWNER, Database
 from personalpeft_tinker_server.run_spec import RunSpec
 from personalpeft_tinker_server.sources import Source, Sources
 
@@ -40,8 +40,6 @@ LAYER = "skill.tinker"
 Kind: TypeAlias = Literal["weights", "sampler_weights"]
 State: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
 
-# Bytes of saved weights that one owner may have.
-_MAX_BYTES = 32 * 2**30
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -52,10 +50,14 @@ class Checkpoints:
         runtime: The open runtime.
         database: Has the rows and files.
         clock: The time.
+        aliases: Further names of the base.
     """
 
-    def __init__(self, runtime: Runtime, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, runtime: Runtime, database: Database, clock: Clock, aliases: Sequence[str] = ()
+    ) -> None:
         self._runtime, self._db, self._clock = runtime, database, clock
+        self._aliases = aliases
         self._sources = Sources(runtime, database)
 
     def save(
@@ -69,6 +71,7 @@ class Checkpoints:
         ttl: int | None,
         overwrite: bool,
         call: str,
+        temporary: bool = False,
     ) -> str:
         """Save weights durably and return their path.
 
@@ -83,6 +86,7 @@ class Checkpoints:
             ttl: The seconds after which they are deleted; None keeps them.
             overwrite: Whether a checkpoint of this name may be replaced.
             call: The id of the call.
+            temporary: Whether ``delete_temporary`` may delete them.
 
         Raises:
             InvalidInput: The name is taken, or the owner has no room left.
@@ -107,7 +111,8 @@ class Checkpoints:
         )
         packed = pack(adapter)
         sources = self._sources.of(spec.run)
-        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, call, sources)
+        about = {"base": spec.base, "call": call, "temporary": temporary}
+        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, about, sources)
         return path
 
     def find(self, owner: str, path: str) -> Row:
@@ -153,10 +158,24 @@ class Checkpoints:
         for row in self._db.rows("select * from checkpoints where expires <= ?", self._now()):
             self.delete(row)
 
+    def delete_temporary(self, silent_since: float) -> None:
+        """Delete the temporary checkpoints of clients that were not seen since a time."""
+        for row in self._db.rows(
+            "select * from checkpoints where json_extract(about, '$.temporary') and not exists"
+            " (select 1 from runs join sessions on sessions.id = runs.session"
+            " where runs.id = checkpoints.run and sessions.seen >= ?)",
+            silent_since,
+        ):
+            self.delete(row)
+
     def set_ttl(self, row: Row, seconds: int | None) -> None:
         """Let a checkpoint expire, or keep it with None."""
         expires = None if seconds is None else self._now() + seconds
-        self._db.execute("update checkpoints set expires = ? where path = ?", expires, row["path"])
+        self._db.execute(
+            "update checkpoints set expires = ?, about = json_remove(about, '$.temporary')"
+            " where path = ?",
+            *(expires, row["path"]),
+        )
 
     def set_public(self, row: Row, public: bool) -> None:
         """Let every token read a checkpoint, or its owner alone."""
@@ -173,8 +192,8 @@ class Checkpoints:
         return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
 
     def adapter(self, owner: str, path: str) -> Adapter | None:
-        """Return saved weights or a user's layer; None for the name of the base."""
-        if path == self._runtime.base().card.name:
+        """Return saved weights or a user's layer; None for a name of the base."""
+        if path in (self._runtime.base().card.name, *self._aliases):
             return None
         if path.startswith(USER_SCHEME):
             return self._user_layer(owner, path)
@@ -297,7 +316,7 @@ class Checkpoints:
             ttl=None,
             old=None,
             overwrite=True,
-            call=call_name,
+            about={"base": spec.base, "call": call_name},
             sources=sources,
         )
         return path
@@ -363,7 +382,7 @@ class Checkpoints:
         ttl: int | None,
         old: Row | None,
         overwrite: bool,
-        call: str,
+        about: Mapping[str, Any],
         sources: Iterable[Source],
     ) -> None:
         saved = None if state is None else safetensors.numpy.save(dict(state))
@@ -375,13 +394,10 @@ class Checkpoints:
             raise InvalidInput(
                 f"The run has weights called {name} already.", hint="Choose another name."
             )
-        (used,) = self._db.rows(
-            "select coalesce(sum(size), 0) as size from checkpoints where owner = ?", spec.owner
-        )
-        if used["size"] + size > _MAX_BYTES:
+        if not self._db.has_room(spec.owner, size):
             self._db.delete_unnamed_files((adapter, state_file))
             raise InvalidInput(
-                f"The weights of this token would exceed {_MAX_BYTES // 2**30} GiB.",
+                f"The weights and calls of this token would exceed {MAX_BYTES // 2**30} GiB.",
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()
@@ -394,7 +410,7 @@ class Checkpoints:
                 " where exists (select 1 from calls where id = ?)",
                 *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
                 None if ttl is None else now + ttl,
-                *(json.dumps({"base": spec.base, "call": call}), call),
+                *(json.dumps(about), about["call"]),
             )
             self._sources.replace(path, sources)
         replaced = () if old is None else (old["adapter"], old["state_file"])

@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -148,7 +148,7 @@ def read_tensor(tensor: models.TensorData) -> Array:
 def _reshape(values: Array, shape: Sequence[int] | None) -> Array:
     try:
         return values if shape is None else values.reshape(shape)
-    except ValueError:
+    except (OverflowError, ValueError):
         raise InvalidInput(
             f"A tensor of {values.size} numbers cannot have the shape {list(shape or ())}.",
             hint="Send as many numbers as the shape has.",
@@ -163,8 +163,13 @@ def _from_csr(
             "A sparse tensor needs a shape of two sizes and matching indices.",
             hint="Send it as the SDK's TensorData.from_torch_sparse does.",
         )
-    if shape[0] * shape[1] > 2**26 or any(column >= shape[1] for column in col):
+    if shape[0] * shape[1] > 2**26 or any(not 0 <= column < shape[1] for column in col):
         raise InvalidInput("A sparse tensor's indices exceed its shape.", hint="Check its shape.")
+    if crow[0] != 0 or crow[-1] != len(values) or any(a > b for a, b in pairwise(crow)):
+        raise InvalidInput(
+            "A sparse tensor's sparse_crow_indices must rise from 0 to its number of values.",
+            hint="Send it as the SDK's TensorData.from_torch_sparse does.",
+        )
     dense = np.zeros(shape, values.dtype)
     rows = np.repeat(np.arange(shape[0]), np.diff(crow))
     dense[rows, list(col)] = values

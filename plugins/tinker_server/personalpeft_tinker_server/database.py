@@ -21,6 +21,8 @@ from personalpeft.host import replace
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.plugin_data import PluginData
 
+# Bytes of saved weights and queued calls that one owner may have.
+MAX_BYTES = 32 * 2**30
 FOLDER = "tinker"
 """The plugin's folder in the home."""
 USER_OWNER = "user:"
@@ -43,6 +45,7 @@ create table if not exists calls (
     status text not null default 'queued', result blob, error text, category text,
     created real not null, finished real, executed integer);
 create index if not exists calls_of_run on calls (run, status);
+create index if not exists calls_of_owner on calls (owner, status);
 create table if not exists checkpoints (
     path text primary key, owner text not null, run text not null, kind text not null,
     name text not null, adapter text not null, state_file text, size integer not null,
@@ -165,6 +168,16 @@ class Database:
         rows = self.rows(sql, *values)
         return rows[0] if rows else None
 
+    def has_room(self, owner: str, size: int) -> bool:
+        """Return whether an owner may have so many bytes more."""
+        (used,) = self.rows(
+            "select (select coalesce(sum(size), 0) from checkpoints where owner = ?1) + (select"
+            " coalesce(sum(length(body)), 0) from calls where owner = ?1 and status = 'queued')"
+            " as bytes",
+            owner,
+        )
+        return bool(used["bytes"] + size <= MAX_BYTES)
+
     def put_file(self, data: bytes) -> str:
         """Write a file and return its SHA-256."""
         return self._data.put_file(data)
@@ -220,7 +233,7 @@ class Database:
                 f"update runs set open = 0, state_file = null where id in {holders}",
                 f"delete from calls where run in {holders} and status != 'queued'",
                 # No other body need be JSON.
-                "delete from calls where status != 'queued' and case when kind = 'sample' then"
+                "delete from calls where case when kind = 'sample' then"
                 f" json_extract(cast(body as text), '$.model_path') in {holders} or"
                 f" json_extract(cast(body as text), '$.sampling_session_id') in {samplers} end",
                 f"delete from samplers where model_path in {holders}",

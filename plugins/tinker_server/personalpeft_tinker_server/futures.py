@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.errors import QueueFull
-from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.database import MAX_BYTES, Database
 
 Category: TypeAlias = Literal["unknown", "server", "user"]
 
@@ -78,7 +78,7 @@ class Futures:
         """Queue a call, or return the one that has this id.
 
         Raises:
-            QueueFull: Too many calls of the run or the owner are queued.
+            QueueFull: Too many calls of the run or the owner are queued, or too many bytes.
         """
         id_ = id_ or self._clock.entropy(16).hex()
         with self._db.transaction():
@@ -95,6 +95,12 @@ class Futures:
                 raise QueueFull(
                     f"{_MAX_QUEUED} calls are queued already.",
                     hint=f"Try again in {_RETRY_SECONDS:g} s.",
+                    retry_after=_RETRY_SECONDS,
+                )
+            if not self._db.has_room(owner, len(body)):
+                raise QueueFull(
+                    f"The queued calls and weights of this token exceed {MAX_BYTES // 2**30} GiB.",
+                    hint="Wait for the calls, or delete checkpoints.",
                     retry_after=_RETRY_SECONDS,
                 )
             self._db.execute(
@@ -132,9 +138,9 @@ class Futures:
             )
             if changed and call.run is not None:
                 self._db.execute(
-                    "update runs set executed = executed + 1,"
+                    "update runs set executed = executed + 1, seen = ?,"
                     " next_seq = max(next_seq, coalesce(? + 1, 0)) where id = ?",
-                    *(call.seq, call.run),
+                    *(self._now(), call.seq, call.run),
                 )
                 self._db.execute(
                     "update calls set executed = (select executed from runs where id = ?)"

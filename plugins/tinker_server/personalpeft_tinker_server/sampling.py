@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from personalpeft.backends.base import Continuation, Score
 from personalpeft.backends.sequence import Tokens
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Request
-from personalpeft.errors import Cancelled, InvalidInput, NotFound
+from personalpeft.errors import Cancelled, InvalidInput, NotFound, format_origin
+from personalpeft.store.error_mapping import sqlite3
 from personalpeft.types import Sampling, Stack
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints
@@ -21,10 +23,13 @@ from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.training import failure
 
+log = logging.getLogger(__name__)
+
 # Calls whose samples are in the engine at once. More wait here, not in its queue. An owner without
 # such a call may exceed the first number, since a worker may take long to get free.
 _WORKERS = 16
 _MAX_WORKERS = 64
+_RETRY_SECONDS = 1.0
 
 
 class Sampler:
@@ -121,13 +126,23 @@ class Sampler:
                 ).model_dump_json()
             else:
                 result = self._sample(call, read(models.Sample, body)).model_dump_json()
-            self._futures.finish(call, Outcome(result.encode(), None, None))
+            self._finish(call, Outcome(result.encode(), None, None))
         except Exception as error:  # noqa: BLE001 - the client gets it
             # A call that a stop interrupted is executed after the restart.
             if not self._stopping.is_set():
-                self._futures.finish(call, failure(error))
+                self._finish(call, failure(error))
         finally:
             self._cancelled.discard(call.id)
+
+    def _finish(self, call: QueuedCall, outcome: Outcome) -> None:
+        """Store an outcome, later if the disk is full or locked."""
+        while True:
+            try:
+                return self._futures.finish(call, outcome)
+            except sqlite3.Error as error:
+                log.error("sampling: %s", format_origin(error))
+                if self._stopping.wait(_RETRY_SECONDS):
+                    return None
 
     def _sample(self, call: QueuedCall, request: models.Sample) -> models.SampleResponse:
         prompt = read_tokens(request.prompt)
@@ -209,6 +224,8 @@ class Sampler:
         sequences = [
             models.SampledSequence(stop_reason="length", tokens=[], logprobs=[]) for _ in requests
         ]
+        if params.max_tokens == 0:
+            return sequences
         stream = engine.stream(
             requests,
             cancelled=lambda: self._stopping.is_set() or call.id in self._cancelled,

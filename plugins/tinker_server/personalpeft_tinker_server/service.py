@@ -23,10 +23,12 @@ from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.sources import Sources
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
-# Runs of clients that send heartbeats that one owner may have.
+# Runs with a call in the last minute, of clients that send heartbeats, that one owner may have.
 _MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
+# Seconds without a heartbeat after which weights that a client saved without a name are deleted.
+_TEMPORARY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Service:
         # The clock may have been set back since.
         self._db.execute("update sessions set seen = min(seen, ?)", self._now())
         self.futures = Futures(self._db, steady)
-        self.checkpoints = Checkpoints(runtime, self._db, clock)
+        self.checkpoints = Checkpoints(runtime, self._db, clock, options.aliases)
         self._trainer = Trainer(
             runtime,
             self._db,
@@ -363,13 +365,14 @@ class Service:
             return run
         (count,) = self._db.rows(
             "select count(*) as count from runs join sessions on sessions.id = runs.session"
-            " where runs.owner = ? and runs.open and sessions.seen >= ?",
+            " where runs.owner = ?1 and runs.open and sessions.seen >= ?2 and (runs.seen >= ?2"
+            " or exists (select 1 from calls where run = runs.id and status = 'queued'))",
             *(owner, self._now() - SILENCE_SECONDS),
         )
         if count["count"] >= _MAX_RUNS:
             raise QueueFull(
-                f"{_MAX_RUNS} runs of this token are open.",
-                hint="End a client; its runs count for another minute.",
+                f"{_MAX_RUNS} runs of this token are in use.",
+                hint="Leave one without calls for a minute, or end its client.",
                 retry_after=10.0,
             )
         if seed is None:
@@ -415,6 +418,7 @@ class Service:
             self._now() - _RUN_SECONDS,
         )
         self.checkpoints.delete_expired()
+        self.checkpoints.delete_temporary(self._now() - _TEMPORARY_SECONDS)
         self.futures.delete_old()
 
     @cached_property

@@ -46,9 +46,11 @@ _YIELD_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
+# Seconds without a call after which a run leaves memory. Clients never say that they are done.
+_IDLE_RUN_SECONDS = 300.0
 _CHORES_SECONDS = 10.0
-# Seconds that weights without a name are kept; a client samples from them at once.
-_UNNAMED_SECONDS = 3600
+# Seconds that calls wait for one with a lower number that the client never posted.
+_MISSING_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Trainer:
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
         self._news = False
+        self._started = clock.now().timestamp()
         self._stopping = False
         self._chores_due = False
         self._thread = threading.Thread(
@@ -169,7 +172,7 @@ class Trainer:
             for row in self._db.rows("select id, next_seq from runs where open")
         }
         ready: dict[str, QueuedCall] = {}
-        waiting: set[str] = set()
+        waiting: dict[str, list[QueuedCall]] = {}
         for call in queued:
             run = call.run or ""
             if run not in next_seq:
@@ -190,8 +193,32 @@ class Trainer:
             elif call.seq == next_seq[run] or (call.seq is None and run not in waiting):
                 ready[run] = call
             else:
-                waiting.add(run)
+                waiting.setdefault(run, []).append(call)
+        for run in waiting.keys() - ready.keys():
+            self._end_if_missing(next_seq[run], waiting[run])
         return list(ready.values())
+
+    def _end_if_missing(self, seq: int, waiting: Sequence[QueuedCall]) -> None:
+        """End the calls of a run that waited too long for one with a lower number.
+
+        All of them, since the later ones count on it, too.
+        """
+        (oldest,) = self._db.rows(
+            "select min(created) as at from calls where run = ? and status = 'queued'"
+            " and seq is not null",
+            waiting[0].run,
+        )
+        # Clients cannot post while the server is stopped.
+        since = max(oldest["at"], self._started)
+        if self._clock.now().timestamp() - since < _MISSING_SECONDS:
+            return
+        error = (
+            f"Call {seq} of the run did not arrive within {_MISSING_SECONDS / 60:g} minutes, so the"
+            " calls that waited for it ended."
+        )
+        for call in waiting:
+            if call.seq is not None:
+                self._futures.finish(call, Outcome(None, error, "user"))
 
     def _execute(self, calls: Sequence[QueuedCall]) -> None:
         passes = [call for call in calls if call.kind in _PASSES]
@@ -322,13 +349,14 @@ class Trainer:
             ttl=request.ttl_seconds,
             overwrite=request.overwrite,
             call=call.id,
+            temporary=kind == "sampler_weights"
+            and request.path is None
+            and not request.ttl_seconds,
         )
 
     def _save_for_sampler(
         self, call: QueuedCall, run: _Run, request: models.SaveWeightsForSampler
     ) -> bytes:
-        if request.path is None and request.ttl_seconds is None:
-            request = request.model_copy(update={"ttl_seconds": _UNNAMED_SECONDS})
         name = request.path or f"unnamed-{call.seq or 0:06d}"
         path = self._save(call, run, "sampler_weights", request, name)
         if request.sampling_session_seq_id is None:
@@ -440,20 +468,24 @@ class Trainer:
         self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
 
     def _evict_runs(self) -> None:
-        """Free the memory of runs whose client is silent, and the state of runs that are over."""
+        """Free the memory of runs that are not in use, and the state of runs that are over."""
+        now = self._clock.now().timestamp()
         live = {
             row["id"]
             for row in self._db.rows(
                 "select runs.id from runs join sessions on sessions.id = runs.session"
-                " where runs.open and sessions.seen >= ?",
-                self._clock.now().timestamp() - SILENCE_SECONDS,
+                " where runs.open and sessions.seen >= ? and (runs.seen >= ?"
+                " or exists (select 1 from calls where run = runs.id and status = 'queued'))",
+                *(now - SILENCE_SECONDS, now - _IDLE_RUN_SECONDS),
             )
         }
         for run_id in set(self._runs) - live:
             run = self._runs.pop(run_id)
-            if not run.has_gradients:
-                self._store_state(run)
-            run.session.close()
+            try:
+                if not run.has_gradients:
+                    self._store_state(run)
+            finally:
+                run.session.close()
         for row in self._db.rows(
             "select id, state_file from runs where not open and state_file is not null"
         ):

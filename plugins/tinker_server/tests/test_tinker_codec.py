@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from personalpeft_tinker_server.codec import (
     PROTOBUF,
     read_forward_backward,
     read_number,
+    read_tensor,
     write_protobuf,
 )
 from personalpeft_tinker_server.protobuf import read_fields, write_bytes, write_double, write_varint
@@ -114,6 +116,23 @@ def test_a_sparse_tensor_reads_as_the_dense_one() -> None:
     }
     read = read_forward_backward(json.dumps(body).encode(), protobuf=False, forward=False)
     np.testing.assert_array_equal(read.data[0].inputs["weights"], [[0, 0, 5], [6, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"data": [1.0], "shape": [2**70]},
+        {"data": [1.0], "shape": [2, 2], "crow": [3, 0, 1], "col": [0]},
+        {"data": [1.0], "shape": [1, 2], "crow": [0, 5], "col": [0]},
+        {"data": [1.0], "shape": [1, 2], "crow": [1, 1], "col": [0]},
+        {"data": [1.0], "shape": [1, 2], "crow": [0, 1], "col": [2]},
+    ],
+)
+def test_a_tensor_whose_sizes_do_not_match_is_refused(tensor: dict[str, Any]) -> None:
+    crow, col = tensor.pop("crow", None), tensor.pop("col", None)
+    sent = models.TensorData(**tensor, sparse_crow_indices=crow, sparse_col_indices=col)
+    with pytest.raises(InvalidInput, match="tensor"):
+        read_tensor(sent)
 
 
 def test_a_result_in_protobuf_is_that_in_json(server: TinkerServer) -> None:

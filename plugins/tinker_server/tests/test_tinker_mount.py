@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from tinker_makers import BASE, Client, TinkerServer, open_server
+from tinker_makers import BASE, Client, TinkerServer, open_server, tensor, tokens
 
 import personalpeft
 from personalpeft import plugins
@@ -45,6 +45,18 @@ def test_aliases_are_further_names_of_the_base(tmp_path: Path) -> None:
         session.client.result(made["request_id"])
         info = session.client.post("get_info", {"model_id": made["model_id"]})
         assert info["model_data"]["model_name"] == "org/Two"
+        item = {
+            "student_input": tokens([1, 2]),
+            "reference_input": tokens([1, 2]),
+            "target_tokens": tensor([3], "int64"),
+            "weights": tensor([1.0]),
+        }
+        body = {"model_id": made["model_id"], "seq_id": 1, "data": [item]}
+        call = session.client.post(
+            "mint/forward_backward_reverse_kl", {**body, "reference_model_path": "org/Two"}
+        )
+        metrics = session.client.result(call["request_id"])["metrics"]
+        assert metrics["loss:mean"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_malformed_body_is_refused_by_the_name_of_its_field(server: TinkerServer) -> None:
@@ -54,6 +66,13 @@ def test_a_malformed_body_is_refused_by_the_name_of_its_field(server: TinkerServ
         ("asample", {"prompt": {"chunks": []}}, "sampling_params"),
         ("save_weights", {"model_id": "x", "path": "../up"}, "path"),
         ("forward_backward", {"model_id": "x"}, "forward_backward_input"),
+        ("optim_step", {"model_id": "x", "seq_id": 2**70}, "seq_id"),
+        ("optim_step", {"model_id": "x", "seq_id": -5}, "seq_id"),
+        (
+            "create_model",
+            {"session_id": "x", "model_seq_id": -1, "base_model": "x"},
+            "model_seq_id",
+        ),
     ):
         answer = client.ask("POST", place, body)
         assert answer.status_code == 400, place

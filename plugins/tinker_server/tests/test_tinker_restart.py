@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +23,8 @@ from tinker_makers import (
     passed,
 )
 
-from personalpeft_tinker_server import futures, service, training
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft_tinker_server import database, futures, sampling, service, training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -150,6 +151,26 @@ def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_sample_whose_result_cannot_be_stored_at_once_is_stored_later(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_RETRY_SECONDS", 0.05)
+    server = start()
+    session = server.session()
+    store = server.extension.service.futures.finish
+    failures = []
+
+    def fail(*args: Any) -> None:
+        if len(failures) < 3:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        store(*args)
+
+    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    assert session.sample(session.sampler(), TEXT[:4])["sequences"]
+    assert len(failures) == 3
+
+
 def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start: Start) -> None:
     server = start()
     run = server.session().run()
@@ -252,3 +273,20 @@ def test_calls_beyond_the_queue_are_refused_and_may_be_repeated(
         client.post("optim_step", {**step, "seq_id": seq})
     client.post("optim_step", {**step, "seq_id": 4}, status=429)
     client.post("optim_step", {**step, "seq_id": 3})
+
+
+def test_the_bytes_of_queued_calls_count_and_those_of_other_owners_do_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    run, other = (server.session(user).run() for user in ("ada", "bob"))
+    run.train(1)
+    call = {"model_id": run.id, **FB}
+    client = run.session.client
+    monkeypatch.setattr(database, "MAX_BYTES", 3 * len(json.dumps({**call, "seq_id": 10})))
+    # The first call is missing, so the others wait.
+    for seq in (10, 11, 12):
+        client.post("forward_backward", {**call, "seq_id": seq})
+    client.post("forward_backward", {**call, "seq_id": 13}, status=429)
+    client.post("forward_backward", {**call, "seq_id": 12})
+    other.train(1)

@@ -77,6 +77,17 @@ def test_many_samples_of_one_token_do_not_hold_up_those_of_another(server: Tinke
     assert server.extension.service.futures.queued(in_runs=False) == []
 
 
+def test_a_sample_of_no_tokens_is_empty_and_has_the_log_probs_of_its_prompt(
+    server: TinkerServer,
+) -> None:
+    session = server.session()
+    sampled = session.sample(
+        session.sampler(), PROMPT, num_samples=2, params={"max_tokens": 0}, prompt_logprobs=True
+    )
+    assert [each["tokens"] for each in sampled["sequences"]] == [[], []]
+    assert len(sampled["prompt_logprobs"]) == len(PROMPT)
+
+
 def test_top_k_draws_from_the_likeliest_tokens_alone(server: TinkerServer) -> None:
     session = server.session()
     base = session.sampler()

@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 from tinker_makers import (
+    BASE,
     TEXT,
     CallFailed,
+    Client,
     MovedClock,
+    Run,
+    Session,
     TinkerServer,
     datum,
+    loss_of,
     open_server,
     passed,
 )
+
+from personalpeft_tinker_server import service
 
 HOUR = 3600.0
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -82,3 +89,97 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     with pytest.raises(CallFailed, match="released"):
         silent.train(1)
     alive.train(1)
+
+
+def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    run = timed.session().run()
+    session, client = run.session, run.session.client
+    saved = run.call("save_weights_for_sampler", sampling_session_seq_id=40)
+    sampler = saved["sampling_session_id"]
+    (listed,) = client.get("checkpoints")["checkpoints"]
+    for _ in range(3):
+        moved.advance(0.7 * HOUR)
+        client.post("session_heartbeat", {"session_id": session.id})
+        timed.extension.service.do_chores()
+    assert session.sample(sampler, TEXT[:4])["sequences"]
+    moved.advance(1.1 * HOUR)
+    timed.extension.service.do_chores()
+    with pytest.raises(CallFailed, match="no weights"):
+        session.sample(sampler, TEXT[:4])
+    client.post("weights_info", {"tinker_path": listed["tinker_path"]}, status=404)
+
+
+def test_runs_without_calls_make_room_for_others_and_go_on(
+    timed: TinkerServer, moved: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep in one process never ends its runs, since no SDK does."""
+    monkeypatch.setattr(service, "_MAX_RUNS", 2)
+    session = timed.session()
+    undisturbed = timed.session().run()
+    expected = undisturbed.train(3)
+    first = session.run()
+    losses = first.train(2)
+    losses += [loss_of(first.forward_backward([datum(TEXT)]))]
+    second = session.run()
+    # It waits for the call before.
+    second.submit("forward", second.seq + 2, forward_input=FB["forward_backward_input"])
+    body = {"session_id": session.id, "model_seq_id": 2, "base_model": BASE}
+    assert session.client.ask("POST", "create_model", body).status_code == 429
+    for _ in range(6):
+        moved.advance(61)
+        session.client.post("session_heartbeat", {"session_id": session.id})
+        timed.extension.service.do_chores()
+    session.run()
+    # The second has a call that waits, so it still counts.
+    body["model_seq_id"] = 3
+    assert session.client.ask("POST", "create_model", body).status_code == 429
+    first.step()
+    losses += first.train(1)
+    assert losses[:3] == pytest.approx(expected, rel=1e-6)
+    assert losses[3] < losses[2]
+
+
+def test_calls_that_wait_for_a_missing_number_end_with_a_text_that_names_it(
+    timed: TinkerServer, moved: MovedClock
+) -> None:
+    run = timed.session().run()
+    run.train(1)
+    client = run.session.client
+    missing = run.seq + 1
+    ids = [
+        run.submit("forward_backward", missing + 2, **FB),
+        run.submit("optim_step", missing + 1, adam_params={}),
+    ]
+    moved.advance(500)
+    ids.append(run.submit("forward_backward", missing + 3, **FB))
+    run.seq = missing + 3
+    client.post("session_heartbeat", {"session_id": run.session.id})
+    timed.extension.service.do_chores()
+    assert len(timed.extension.service.futures.queued(in_runs=True)) == 3
+    moved.advance(120)
+    for request in ids:
+        with pytest.raises(CallFailed, match=f"Call {missing} of the run did not arrive") as failed:
+            client.result(request)
+        assert failed.value.args[1] == "user"
+    run.train(1)
+    late = run.submit("optim_step", missing, adam_params={})
+    with pytest.raises(CallFailed, match="came too late"):
+        client.result(late)
+
+
+def test_a_missing_number_may_still_come_after_a_restart(
+    tmp_path: Path, moved: MovedClock, float32: None
+) -> None:
+    clock = moved.clock()
+    with open_server(tmp_path / "home", clock=clock) as opened:
+        run = opened.session().run()
+        later = run.submit("optim_step", run.seq + 2, adam_params={})
+    moved.advance(HOUR)
+    with open_server(tmp_path / "home", clock=clock) as opened:
+        client = Client(opened.app, run.session.client.secret)
+        opened.extension.service.do_chores()
+        run = Run(Session(client, run.session.id), run.id, run.seq)
+        run.forward_backward([datum(TEXT)])
+        assert client.result(later)["metrics"]

@@ -89,7 +89,8 @@ class WorldModel:
     def teach(self, trajectories: Iterable[Trajectory]) -> int:
         """Record what trajectories show, and return how many transitions are new.
 
-        A transition that was taught before is not recorded again. Raises ``InvalidInput`` for an
+        A transition that was taught before is not recorded again. Of several outcomes of an action,
+        the most frequent one is taught. Raises ``InvalidInput`` for an
         empty text.
         """
         payloads = (
@@ -98,7 +99,11 @@ class WorldModel:
             if signal.kind is SignalKind.DEMONSTRATION and signal.payload.get("skill") == self.skill
         )
         known = [
-            (*(text for _, text, *_ in payload.get("before", ())), payload["prompt"])
+            (
+                *(text for _, text, *_ in payload.get("before", ())),
+                payload["prompt"],
+                payload["answer"],
+            )
             for payload in payloads
         ]
         new = list(demonstrations(trajectories, known))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,18 +116,24 @@ def transition_prompt(task: str, before: State, action: str) -> tuple[Message, .
 def demonstrations(
     trajectories: Iterable[Trajectory], known: Iterable[tuple[str, ...]] = ()
 ) -> Iterator[Demonstration]:
-    """Yield a demonstration for each different transition, grouped by environment.
+    """Yield a demonstration for each different state and action, grouped by environment.
 
-    ``known``: the texts of the prompts of demonstrations that exist already.
+    Where an action has several outcomes, the most frequent one is demonstrated.
+
+    ``known``: the texts of the prompts and of the answer of demonstrations that exist already.
     """
-    seen = set(known)
+    prompts: dict[tuple[str, ...], tuple[tuple[Message, ...], str]] = {}
+    answers: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for trajectory in trajectories:
         for transition in trajectory.transitions:
-            prompt = transition.prompt
-            texts = tuple(message.content for message in prompt)
-            if texts not in seen:
-                seen.add(texts)
-                yield Demonstration(prompt, transition.after.written, trajectory.environment)
+            texts = tuple(message.content for message in transition.prompt)
+            prompts.setdefault(texts, (transition.prompt, trajectory.environment))
+            answers[texts][transition.after.written] += 1
+    taught = set(known)
+    for texts, (prompt, environment) in prompts.items():
+        ((answer, _),) = answers[texts].most_common(1)
+        if (*texts, answer) not in taught:
+            yield Demonstration(prompt, answer, environment)
 
 
 def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:

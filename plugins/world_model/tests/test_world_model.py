@@ -147,6 +147,15 @@ def test_space_around_a_state_is_no_miss(model: WorldModel) -> None:
     assert measure_fidelity(model, spaced).matched == Rate(5, 5)
 
 
+def test_a_corrected_recording_is_taught(runtime: Runtime) -> None:
+    model = WorldModel(runtime.user("world"), "kitchen")
+    wrong, right = (
+        [Trajectory("kitchen", TASK, RAW, (Step("cook", State(text)),))]
+        for text in ("raw", "fried")
+    )
+    assert [model.teach(each) for each in (wrong, wrong, right, right)] == [1, 0, 1, 0]
+
+
 def test_a_negative_budget_is_refused(model: WorldModel) -> None:
     with pytest.raises(InvalidInput, match="budget"):
         Verification(model, clumsy, begins_with(["cook"]), -1)

@@ -141,6 +141,15 @@ def test_each_transition_is_demonstrated_once_in_the_group_of_its_game() -> None
     assert {each.group for each in found} == {"kitchen"}
 
 
+def test_of_several_outcomes_of_an_action_the_most_frequent_is_demonstrated() -> None:
+    slipped, moved = (
+        Trajectory("lake", "Cross it.", RAW, (Step("right", State(text)),))
+        for text in ("slipped", "moved")
+    )
+    (found,) = demonstrations([slipped, moved, moved])
+    assert found.answer == "moved"
+
+
 def test_baselines_are_what_copying_could_reach() -> None:
     first, second, third = kitchen()
     assert measure_baselines([first, second, third]) == (Rate(0, 5), Rate(0, 5))

@@ -11,7 +11,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import personalpeft
-from personalpeft import Runtime
+from personalpeft import PersonalPeftError, Runtime
 from personalpeft.clock import Clock
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
@@ -138,6 +138,8 @@ class World:
             )
         try:
             return self._worker.run_once()
+        except PersonalPeftError:  # ``daemon run`` reports it and lives on.
+            raise
         except BaseException:
             self.kill_daemon()
             raise

@@ -68,3 +68,20 @@ def test_a_failed_task_is_reported_and_the_others_run(world: World) -> None:
     assert {entry.outcome for entry in backups} == {Outcome.FAILED}
     assert messages(world, "report")
     assert world.learn_count() == 1
+
+
+def test_a_backup_whose_drive_was_away_is_made_when_the_drive_is_back(world: World) -> None:
+    drive = world.home.parent / "drive"
+    drive.write_text("nothing is mounted here")
+    world.correct(2)
+    world.set(backup=str(drive / "copies"))
+    world.run_for(hours=20)  # 12:00 to 08:00
+    failed = [entry for entry in world.log if entry.kind == "backup"]
+    # One entry for the time of day before the start, and one for this night's.
+    assert [entry.outcome for entry in failed] == [Outcome.FAILED] * 2
+    drive.unlink()
+    drive.mkdir()
+    world.run_for(hours=1.5)
+    assert len(list(drive.glob("copies/copy-*"))) == 1
+    world.run_for(hours=12)
+    assert len(list(drive.glob("copies/copy-*"))) == 1

@@ -17,6 +17,7 @@ from personalpeft_app.daemon.journal import Journal, from_text
 from personalpeft_app.daemon.policy import (
     QUIET,
     Blocker,
+    FailedTask,
     History,
     HostState,
     LearnUser,
@@ -306,6 +307,11 @@ STEPS = st.one_of(
         st.datetimes(timezones=st.just(UTC)).map(lambda at: ReportWindow(at, at)),
     ),
     st.tuples(st.just("record_task"), st.sampled_from(TaskKind), st.text(max_size=30)),
+    st.tuples(
+        st.just("fail_task"),
+        st.sampled_from(TaskKind),
+        st.builds(FailedTask, st.text(max_size=9), st.just(NOON), st.text(max_size=30)),
+    ),
 )
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,6 +81,33 @@ def test_sensors_report_what_the_machine_has() -> None:
     assert reading.on_ac_power in (None, True, False)
     assert reading.other_cpu_load is None or 0 <= reading.other_cpu_load <= 1
     assert reading.temperature is None or reading.temperature > 0
+
+
+MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging", "online": "1"}
+BATTERY = {"type": "Battery", "status": "Discharging", "present": "1"}
+CHARGER = {"type": "Mains", "online": "1"}
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on_ac_power"),
+    [
+        ({}, None),
+        ({"hidpp_battery_0": MOUSE}, None),
+        ({"hidpp_battery_0": MOUSE, "BAT0": BATTERY}, False),
+        ({"BAT0": BATTERY, "ADP1": CHARGER | {"online": "0"}}, False),
+        ({"BAT0": BATTERY | {"status": "Charging"}}, None),
+        ({"BAT0": BATTERY, "ADP1": CHARGER}, True),
+        ({"BAT0": BATTERY, "ucsi-source-psy-USBC000": CHARGER | {"type": "USB"}}, True),
+    ],
+)
+def test_only_a_battery_of_the_machine_counts_as_battery_power(
+    tmp_path: Path, supplies: dict[str, dict[str, str]], on_ac_power: bool | None
+) -> None:
+    for name, attributes in supplies.items():
+        (tmp_path / name).mkdir()
+        for attribute, value in attributes.items():
+            (tmp_path / name / attribute).write_text(value + "\n")
+    assert Machine(power_supplies=tmp_path).on_ac_power() is on_ac_power
 
 
 def test_the_load_of_this_process_is_not_counted_as_others(

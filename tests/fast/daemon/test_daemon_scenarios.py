@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from daemon_makers import World, at
 
-from personalpeft import ServingFailed, User
+from personalpeft import HomeError, ServingFailed, User, host
 from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
@@ -329,6 +331,40 @@ def the_settings_are_broken_for_a_while(world: World) -> None:
     assert "signals" in faults[0].message
 
 
+def the_disk_is_full_before_the_learn(world: World) -> None:
+    world.correct(9)
+    world.run_once()
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    world.advance(hours=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "replace_file", fail)
+        for _ in range(10):
+            world.advance(minutes=1)
+            with pytest.raises(HomeError):
+                world.run_once()
+    world.advance(minutes=1)
+    world.run_once()
+
+
+def the_disk_fills_during_the_learn(world: World) -> None:
+    tries = 0
+
+    def fail(self: User, **options: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise HomeError("No space is left on the disk.", hint="Free some.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(User, "learn", fail)
+        world.correct(9)
+        world.run_for(hours=3, every=1)
+    assert 2 <= tries <= 3
+    world.run_for(hours=2)
+
+
 def killed_when(stage: str) -> Callable[[World], None]:
     def scenario(world: World) -> None:
         world.correct(9)
@@ -390,6 +426,8 @@ SCENARIOS: dict[str, tuple[Callable[[World], None], int]] = {
         (another_process_learns_meanwhile, 1),
         (the_time_zone_moves_west, 1),
         (the_settings_are_broken_for_a_while, 1),
+        (the_disk_is_full_before_the_learn, 1),
+        (the_disk_fills_during_the_learn, 1),
     )
 } | {
     f"killed_when_{stage.lower()}": (killed_when(stage), 1)
@@ -410,6 +448,8 @@ USUAL = {
     "the_learn_failed_and_a_new_signal_came",
     "the_journal_is_lost_after_the_learn",
     "another_process_learns_meanwhile",
+    "the_disk_is_full_before_the_learn",
+    "the_disk_fills_during_the_learn",
     "killed_when_learning",
 }
 

@@ -9,7 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import fields
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,23 @@ def test_settings_take_effect(tmp_path: Path) -> None:
         "Asia/Tokyo",
     )
     assert settings.backup_keep == Settings().backup_keep
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="Windows has no TZ")
+@pytest.mark.parametrize(
+    ("name", "hours"),
+    [("UTC0", {0}), ("EST5", {-5}), ("CET-1CEST,M3.5.0,M10.5.0/3", {1, 2}), ("Asia/Tokyo", {9})],
+)
+def test_the_zone_of_the_system_is_read_in_all_forms_of_posix(
+    monkeypatch: pytest.MonkeyPatch, name: str, hours: set[int]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", name)
+        time.tzset()
+        offset = datetime.now(Settings().time_zone()).utcoffset()
+    time.tzset()
+    assert offset is not None
+    assert offset / timedelta(hours=1) in hours
 
 
 def test_former_names_of_settings_are_accepted_for_one_release(

@@ -70,14 +70,22 @@ class LocalServer:
 
 
 @contextmanager
-def serve_locally(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[LocalServer]:
+def serve_locally(
+    runtime: Runtime,
+    *,
+    grace: float = 5,
+    stop_jobs: Callable[[], None] = lambda: None,
+    **more: Any,
+) -> Iterator[LocalServer]:
     """Run the app on a free port in a thread of this process."""
     runtime.api_keys.ensure_admin_key()
     limiter = limiter_of(runtime)
     server = Server(
         make_app(runtime, owner="ada", limiter=limiter, **more), limiter, host="127.0.0.1", port=0
     )
-    thread = threading.Thread(target=lambda: server.run(grace=grace, close=runtime.close))
+    thread = threading.Thread(
+        target=lambda: server.run(grace=grace, close=runtime.close, stop_jobs=stop_jobs)
+    )
     thread.start()
     secret = runtime.api_keys.admin_key_file.read_text().strip()
     try:

@@ -427,6 +427,7 @@ def test_a_disconnected_reader_leaves_a_cancelled_turn(
         buffered=False,
     )
     assert b"begun" in next(answer.response)  # type: ignore[call-overload]
+    assert b"piece" in next(answer.response)  # type: ignore[call-overload]
     answer.close()
     assert [turn.finish_reason for turn in runtime.user("ada").turns()] == ["cancelled"]
 

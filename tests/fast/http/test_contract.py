@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -30,6 +32,8 @@ from personalpeft import (
     PersonalPeftError,
     PromptTooLong,
     Runtime,
+    Serving,
+    Stream,
     TrainingStatus,
     User,
     verify_certificate,
@@ -41,7 +45,15 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.types import SignalKind
-from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
+from personalpeft_app.client import (
+    Client,
+    NotAllowed,
+    RemoteStream,
+    RemoteUser,
+    Unreachable,
+    connect,
+)
+from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.peft_archive import unzip_adapter
 
@@ -156,6 +168,20 @@ def test_a_conversation_is_continued_by_its_id_and_regenerated(
         ada.conversation("c_0000")
 
 
+def test_a_regenerated_reply_has_another_seed_by_default(ada: Any, library_user: User) -> None:
+    reply = ada.chat("Hello", temperature=1)
+    texts, seeds = [reply.text], [ada.turn(reply).sampling.seed]
+    for _ in range(3):
+        reply = ada.chat("Hello", temperature=1, replaces=reply)
+        texts.append(reply.text)
+        seeds.append(ada.turn(reply).sampling.seed)
+    assert seeds == [0, 1, 2, 3]
+    assert texts == [library_user.chat("Hello", temperature=1, seed=n).text for n in range(4)]
+    assert len(set(texts)) == 4
+    last = ada.chat("Hello", seed=2**63 - 1)
+    assert ada.turn(ada.chat("Hello", replaces=last)).sampling.seed == 0
+
+
 def test_a_long_conversation_is_truncated_where_allowed(ada: Any) -> None:
     long = "a word or two " * 1000
     messages = [
@@ -218,6 +244,83 @@ def test_a_closed_stream_is_recorded_as_a_cancelled_turn(ada: Any) -> None:
     stream.close()
     assert ada.turns()[0].id == stream.reply.turn_id
     assert ada.turns()[0].finish_reason == stream.reply.finish_reason
+
+
+def test_a_stream_that_is_closed_unread_asks_for_nothing(ada: Any, library_user: User) -> None:
+    with ada.stream("Tell me about ducks.") as stream:
+        pass
+    assert list(stream) == []
+    with pytest.raises(NotFound):
+        stream.reply  # noqa: B018
+    assert library_user.turns() == ()
+
+
+def test_leaving_the_block_of_a_stream_records_a_cancelled_turn(
+    ada: Any, library_user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowSteps(monkeypatch, 0.1)
+    with ada.stream("Tell me about ducks and geese and swans.", temperature=0) as stream:
+        next(stream)
+    assert stream.reply.finish_reason == "cancelled"
+    assert library_user.turns()[0].id == stream.reply.turn_id
+
+
+def test_a_stream_is_closed_from_another_thread(ada: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    SlowSteps(monkeypatch, 0.1)
+    stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
+    next(stream)
+    closing_thread = threading.Thread(target=stream.close)
+    closing_thread.start()
+    for _ in stream:
+        pass
+    closing_thread.join(10)
+    assert not closing_thread.is_alive()
+    assert stream.reply.finish_reason == "cancelled"
+
+
+def test_a_stream_has_its_stack_prompt_tokens_and_logprobs(ada: Any, library_user: User) -> None:
+    stream = ada.stream("Hello", temperature=0, logprobs=True)
+    stack, prompt_tokens = stream.stack, stream.prompt_tokens
+    stream.begin()
+    next(stream)
+    assert stream.logprobs
+    list(stream)
+    assert (
+        stream.logprobs
+        == stream.reply.logprobs
+        == library_user.chat("Hello", temperature=0, logprobs=True).logprobs
+    )
+    assert (stack.digest, prompt_tokens) == (
+        stream.reply.stack.digest,
+        stream.reply.usage.prompt_tokens,
+    )
+
+
+def test_an_error_of_cancelled_is_raised(ada: Any) -> None:
+    def fail() -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ada.chat("Tell me about ducks.", cancelled=fail)
+
+
+def test_a_reply_that_waits_for_a_row_is_cancelled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowSteps(monkeypatch, 0.5)
+    with personalpeft.open(
+        tmp_path / "home", backend="fake", serving=Serving(max_batch=1)
+    ) as runtime:
+        api = ApiV1(runtime)
+        with serve_locally(runtime, more=[api.blueprint]) as site:
+            ada = connect(site.url, site.secret).user("ada")
+            with runtime.user("bo").stream("Tell me of swans.", temperature=0) as holding:
+                next(holding)
+                begun = time.monotonic()
+                reply = ada.chat("Hello", cancelled=lambda: time.monotonic() - begun > 0.2)
+                assert time.monotonic() - begun < 2
+                assert (reply.text, reply.finish_reason) == ("", "cancelled")
+            api.close()
 
 
 def test_stopping_a_reply_returns_its_beginning(ada: Any) -> None:
@@ -879,6 +982,9 @@ def test_the_client_has_the_methods_of_a_user() -> None:
         "teach_many",
     }
     assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}
+    public = {name for name in dir(Stream) if not name.startswith("_")}
+    public |= {"stack", "prompt_tokens"}  # Attributes of an instance.
+    assert public == {name for name in dir(RemoteStream) if not name.startswith("_")}
 
 
 # Arguments that a client cannot pass: callbacks and objects that run during the call, and what an
@@ -892,12 +998,15 @@ _LIBRARY_ONLY = {
 }
 
 
-@pytest.mark.parametrize(("here", "there"), [(User, RemoteUser), (Runtime, Client)])
+@pytest.mark.parametrize(
+    ("here", "there"), [(User, RemoteUser), (Runtime, Client), (Stream, RemoteStream)]
+)
 def test_client_methods_have_the_signatures_of_the_library(here: type, there: type) -> None:
     # ``chat`` is left out: it has the parameters of ``stream``.
-    for name in {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")} - {
-        "chat"
-    }:
+    shared = {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")}
+    for name in sorted(shared - {"chat"}):
+        if not callable(getattr(here, name)):
+            continue
         local, remote = (
             [
                 (each.name, each.kind, each.default)
@@ -925,6 +1034,30 @@ def test_a_second_learn_of_a_user_is_busy(client: Client, monkeypatch: pytest.Mo
 
     ada.learn(progress=again)
     assert caught
+
+
+@pytest.mark.parametrize("cut", ["with an error", "silently"])
+def test_a_learn_outlives_a_connection_that_breaks_for_a_moment(
+    client: Client, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    ada = client.user("ada")
+    correct(ada)
+    SlowSteps(monkeypatch, 0.05)
+    events, cuts = Transport.events, list[str]()
+
+    def break_off(self: Transport, *args: Any, **path: str) -> Iterator[Any]:
+        for event in events(self, *args, **path):
+            yield event
+            if not cuts:
+                cuts.append(cut)
+                if cut == "silently":
+                    return
+                raise Unreachable("The connection broke off.")
+
+    monkeypatch.setattr(Transport, "events", break_off)
+    report = ada.learn()
+    assert cuts
+    assert report.revision == ada.revisions()[0].id
 
 
 def test_an_unknown_or_foreign_token_is_refused(site: LocalServer) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import select
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,34 @@ def test_clients_that_send_slowly_block_no_other_client(site: LocalServer) -> No
             begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
             caller.sendall(body.encode())
             assert answer(caller)[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["head", "refused body", "body"])
+def test_clients_that_trickle_leave_threads_for_others(site: LocalServer, kind: str) -> None:
+    secret = "pp_wrong" if kind == "refused body" else site.secret
+    over = threading.Event()
+
+    def trickle(callers: list[socket.socket]) -> None:
+        while not over.wait(0.2):
+            for caller in callers:
+                with suppress(OSError):
+                    caller.sendall(b"a")
+
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connected(site)) for _ in range(site.limiter.count + 84)]
+        stack.callback(over.set)
+        for caller in slow:
+            if kind == "head":
+                caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+            else:
+                begin(site, caller, CHAT, secret, "Content-Length: 10000")
+        threading.Thread(target=trickle, args=(slow,), daemon=True).start()
+        time.sleep(0.5)
+        begun = time.monotonic()
+        with connected(site) as caller:
+            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert answer(caller)[0] == 200
+        assert time.monotonic() - begun < 8
 
 
 def test_request_bodies_are_bounded_in_total_and_one_token_gets_half(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from http_makers import LocalServer, SlowSteps, serve_locally, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 import personalpeft
-from personalpeft import NothingToLearn, Runtime, Serving
+from personalpeft import Cancelled, NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota
@@ -56,12 +57,12 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def streams(site: LocalServer, count: int) -> Iterator[list[http.client.HTTPResponse]]:
+def streams(site: LocalServer, count: int, **more: Any) -> Iterator[list[http.client.HTTPResponse]]:
     """Open ``count`` streams that are being generated or queued."""
     opened: list[http.client.HTTPResponse] = []
 
     def one() -> None:
-        opened.append(ask(site, "/v1/chat/completions", chat(stream=True)))
+        opened.append(ask(site, "/v1/chat/completions", chat(stream=True, **more)))
 
     threads = [threading.Thread(target=one) for _ in range(count)]
     for number, thread in enumerate(threads, 1):
@@ -90,6 +91,19 @@ def test_under_full_load_healthz_answers_and_more_requests_get_a_retry_time(
         assert took < 0.1
     assert [reply.status for reply in replies] == [200] * 4
     assert all(b"[DONE]" in reply.read() for reply in replies)
+
+
+def test_a_user_who_takes_all_allowed_places_leaves_one_to_others(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowSteps(monkeypatch, 0.2)
+    with serve_locally(runtime) as site:
+        runtime.user("bo")
+        another, ada = (f"Bearer {site.token_of(user)}" for user in ("bo", "ada"))
+        with streams(replace(site, secret=site.token_of("bo")), 3, model="bo"):
+            refused = ask(site, "/v1/chat/completions", chat(model="bo"), Authorization=another)
+            answered = ask(site, "/v1/chat/completions", chat(), Authorization=ada)
+            assert (refused.status, answered.status) == (429, 200)
 
 
 def test_a_disconnect_frees_the_row_and_records_the_partial_reply(
@@ -210,6 +224,25 @@ def test_a_request_that_never_ends_does_not_keep_the_server_from_stopping(
         assert time.monotonic() - stopped < 15
         over.set()
         asking.join(20)
+
+
+def test_a_stop_ends_jobs_first_so_that_their_readers_delay_nothing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_stopped(runtime: Runtime, *asked: object, cancelled: Any, **more: object) -> None:
+        wait_for(cancelled, 60)
+        raise Cancelled("It was stopped.")
+
+    monkeypatch.setattr(Runtime, "learn_many", until_stopped)
+    with closing(ApiV1(runtime)) as api:
+        more = {"grace": 15, "stop_jobs": api.jobs.stop, "more": [api.blueprint]}
+        with serve_locally(runtime, **more) as site:
+            job = ask(site, "/api/v1/learns", {"users": ["bob"]}).headers["Location"]
+            events = ask(site, f"{job}/events")
+            stopped = time.monotonic()
+            site.server.stop()
+            assert b'"state": "cancelled"' in events.read()
+        assert time.monotonic() - stopped < 5
 
 
 def test_event_streams_leave_capacity_and_are_limited_per_token(

@@ -488,3 +488,25 @@ def test_later_of_rating_and_text_counts_between_two_turns_of_one_request() -> N
         "Eight minutes.",
         None,
     ]
+
+
+def test_requests_that_offer_other_tools_are_other_requests() -> None:
+    one = turn("turn_1")
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    with_tool = replace(one, messages=(replace(one.messages[0], tools=(tool,)),))
+    turns = {"turn_1": with_tool, "turn_2": replace(one, id="turn_2")}
+    assert {each.layer for each in assign([edit(1), edit(2, "No.", "turn_2")], turns.get)} == {
+        "style"
+    }
+
+
+def test_like_of_a_reply_with_a_fact_that_changed_is_no_lesson() -> None:
+    old, new = fact(1, "Biscuit"), fact(2, "Rex")
+    shown = replace(turn("turn_1"), used=(old.id,), reply="It is Biscuit.")
+    other = replace(shown, reply="Boil it.")
+    *_, liked = assign([new, rating(3, 1)], lambda name: other, former=[old, new])
+    assert liked.layer == "style"
+    for current in ([old], [new], [old, new]):
+        *_, liked = assign([*current, rating(3, 1)], lambda name: shown, former=[old, new])
+        assert (liked.layer == "style") is (current == [old])
+        assert (liked.reason.code is ReasonCode.FACT_OUTDATED) is (current != [old])

@@ -302,6 +302,12 @@ def test_reply_without_training_consent_teaches_no_other_fact() -> None:
     assert not helpful_turns([fact()], [*turns, LAST], {"s9"})
 
 
+def test_a_reply_helped_if_its_own_conversation_went_on() -> None:
+    turns = [replace(each, conversation_id="c1") for each in helpful(1)]
+    assert not helpful_turns([fact()], [*turns, LAST])
+    assert helpful_turns([fact()], turns, continued={turns[0].id})
+
+
 def test_newest_reply_helped_only_if_it_was_liked() -> None:
     liked = signal(5, SignalKind.RATING, {"value": 1}, turn="t0")
     assert not helpful_turns([fact()], helpful(1))
@@ -375,8 +381,9 @@ def test_turns_without_retrieved_facts_are_not_read(
     read: list[Any] = []
     with open_store(tmp_path / "home", now=FakeTime().now, entropy=os.urandom) as store:
         bare = store.ledger.add_signal("ada", SignalKind.FACT, fact(answer=None).payload).id
+        last: Turn | None = None
         for number in range(40):
-            store.ledger.add_turn(
+            last = store.ledger.add_turn(
                 "ada",
                 messages=[Message("user", f"{number}?")],
                 reply=REPLIES[0],
@@ -385,6 +392,8 @@ def test_turns_without_retrieved_facts_are_not_read(
                 usage=Usage(1, 1),
                 finish_reason="stop",
                 used=[bare] if number % 10 == 0 else [],
+                conversation_id=last.conversation_id if last else None,
+                previous=last.id if last else None,
             )
         turns = type(store.ledger).turns
 

@@ -386,6 +386,16 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             PROMOTED_ON_PROBATION,
         ),
         ({"text_quality": TextQuality(pmi=0.4)}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
+        (
+            {"text_quality": TextQuality(pmi=-0.1, learned_pmi=2.0)},
+            Verdict.PROMOTED,
+            PROMOTED_ON_PROBATION,
+        ),
+        (
+            {"text_quality": TextQuality(pmi=-0.1, learned_pmi=0.9)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.UNRELATED_ANSWERS),),
+        ),
     ],
 )
 def test_verdict_and_reasons_follow_from_the_evidence(

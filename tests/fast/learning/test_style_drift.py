@@ -142,7 +142,7 @@ def test_change_does_not_depend_on_what_was_scanned_before() -> None:
 
 
 def test_one_more_lesson_of_thousands_costs_one_comparison() -> None:
-    many = tuple(PromptResponse(f"{number}", f"{number % 7}") for number in range(4_200))
+    many = tuple(PromptResponse(f"{number}", f"No. {number}") for number in range(4_200))
 
     def seconds(examples: tuple[PromptResponse, ...]) -> float:
         began = time.process_time()
@@ -220,3 +220,13 @@ def test_learning_page_documents_the_constants_of_the_code() -> None:
     for older, newer in ((12, 4), (9, 5), (7, 6)):
         assert found_at(["loud"] * older + ["small"] * newer) == older
         assert found_at(["loud"] * (older - 1) + ["small"] * newer) is None
+
+
+@pytest.mark.parametrize("order", ["by turns", "one after the other"])
+def test_labels_are_no_styles_in_any_order(order: str) -> None:
+    names = ["positive", "negative"] * 10 if order == "by turns" else ["yes"] * 10 + ["no"] * 10
+    labelled = tuple(
+        PromptResponse(f"{request(number)} Judge it.", name) for number, name in enumerate(names)
+    )
+    assert find_mixed_styles(labelled) is None
+    assert find_style_change(labelled) is None

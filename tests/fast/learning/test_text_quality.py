@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.evaluate.measures import NOT_MEASURED, measure_text_quality
+from personalpeft.learning.evaluate.measures import (
+    NOT_MEASURED,
+    measure_learned_pmi,
+    measure_text_quality,
+)
 from personalpeft.types import Message, PromptResponse
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
@@ -63,6 +67,23 @@ def test_follow_ups_are_told_apart_by_the_turns_before_them() -> None:
         for thing in THINGS
     ]
     assert measure_text_quality(follow_ups, reading_all).pmi == pytest.approx(1.0)
+
+
+LABELS = [PromptResponse(f"text {n}", ("good", "bad")[n % 2]) for n in range(8)]
+
+
+def test_a_reply_is_compared_with_prompts_that_have_another_reply() -> None:
+    def knowing(pairs: Sequence[PromptResponse]) -> list[float]:
+        wanted = {each.request: each.answer for each in LABELS}
+        return [0.0 if wanted[each.request] == each.answer else -3.0 for each in pairs]
+
+    assert measure_text_quality(LABELS, knowing).pmi == pytest.approx(3.0)
+    assert measure_learned_pmi(LABELS[:3], knowing) == pytest.approx(3.0)
+    # One that does not fit decides, and arbitrary or constant replies never fit.
+    odd = [*LABELS[:3], PromptResponse("text 4", "bad")]
+    assert (measure_learned_pmi(odd, knowing) or 0.0) <= 0
+    assert measure_learned_pmi(LABELS[::2], knowing) is None
+    assert measure_learned_pmi(LABELS[:2], knowing) is None
 
 
 def test_ordered_words_have_a_larger_gap_than_unordered_ones() -> None:

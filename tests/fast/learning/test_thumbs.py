@@ -13,6 +13,7 @@ from personalpeft import User
 from personalpeft.backends.base import Backend
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.training_examples import MIN_THUMBS
+from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.train.losses import KTOLoss
 
 
@@ -92,6 +93,31 @@ def test_dislikes_are_trained_with_enough_of_both_kinds_and_never_held_out(home:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
+
+
+def test_dislikes_are_compared_with_likes_of_long_ago(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[int]] = []
+
+    def recorded(plan: object, backend: Backend, *rest: object) -> object:
+        steps = build_batches(plan, backend, *rest)  # type: ignore[arg-type]
+        seen.append({sum(isinstance(term, KTOLoss) for term in terms) for terms in steps})
+        return steps
+
+    monkeypatch.setattr("personalpeft.learning.train.stage.build_batches", recorded)
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        thumbs(ada, MIN_THUMBS, MIN_THUMBS, max_tokens=2)
+        ada.learn(accept=True)
+        # More lessons than a learn replays.
+        for number in range(90):
+            ada.teach(f"How {number}?", f"Answer {number}.")
+        ada.learn(accept=True)
+        ada.feedback(ask(ada, "one more", max_tokens=2), rating=-1)
+        ada.learn(accept=True)
+        assert ada.check_rebuild(ada.revisions()[-1].id).outcome is RebuildOutcome.EQUAL
+    assert seen[-1] == {1}
 
 
 def test_each_step_has_ratings_of_both_kinds_where_there_are_enough(

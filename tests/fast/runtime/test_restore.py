@@ -406,8 +406,9 @@ def test_restore_needs_no_base(home: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_certificate_names_what_restores_left(home: Path, tmp_path: Path) -> None:
+    home = home.rename(tmp_path / "home [1]")
     personalpeft.restore(tmp_path / "copies", home, replace=True)
-    left = [tmp_path / f"home.{each}" for each in ("replaced-1", "restored-2", "restoring")]
+    left = [tmp_path / f"{home.name}.{each}" for each in ("replaced-1", "restored-2", "restoring")]
     for folder in left[1:]:
         folder.mkdir()
     with open_runtime(home) as runtime:

@@ -145,6 +145,7 @@ def test_a_regenerated_reply_replaces_the_old_one(runtime: Runtime) -> None:
         await ui.wait_until(lambda: len(runtime.user("ada").turns()) == 2, "another reply")
         new, old = runtime.user("ada").turns()
         assert new.messages == old.messages
+        assert new.sampling.seed != old.sampling.seed
         await ui.wait_until_idle()
         assert ui.screen.count("› one") == 1
 
