@@ -81,7 +81,7 @@ class NothingCause(StrEnum):
     ALL_HELD_OUT = "all_held_out"
     NO_CAPACITY = "no_capacity"
     TOO_LONG = "too_long"
-    """The prompts of the new signals do not fit the base's context."""
+    """The new signals do not fit the base's context, or change a reply only behind the cut."""
     NOT_LIVE = "not_live"
     """The current lessons were built, and that was refused, withdrawn or rolled back."""
 

@@ -152,7 +152,7 @@ class SignalUse(_CodeWithText):
     HELD_OUT_EARLIER = auto(), "held out earlier"
     TO_BE_HELD_OUT = auto(), "to be held out"
     NO_CAPACITY = auto(), "left out: the layer is full"
-    TOO_LONG = auto(), "left out: its prompt does not fit the base's context"
+    TOO_LONG = auto(), "left out: its prompt or its change is beyond what is read"
     OTHER_LAYER = auto(), "for another layer"
     UNUSED = auto(), "recorded only"
     SUPERSEDED = auto(), "superseded"

@@ -68,7 +68,8 @@ class Plan:
       liked replies that the layer was or will be trained on, to compare them with.
     - ``embedder``: name of the model that finds general prompts and question forms like the lessons.
     - ``excluded``: signals that the layer has no ``capacity`` for.
-    - ``too_long``: signals whose prompt does not fit the base's context.
+    - ``too_long``: signals whose prompt does not fit the base's context, or whose change of a reply
+      is behind the cut.
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
     - ``outdated``: signals that the live revision was trained on and that are no longer lessons.
     - ``began``: when its learn began, on the timer.
@@ -293,9 +294,7 @@ def build_plan(
     held_out = held_out_signals(store, user, layer, assignments)
     beside = holdout_beside(store, state)
     known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
-    too_long = find_too_long(
-        (*known, *rejected, *beside), recipe.max_length, backend.base.card.context, backend.render
-    )
+    too_long = find_too_long((*known, *rejected, *beside), recipe.max_length, backend)
     rejected = tuple(each for each in rejected if each.signal not in held_out | too_long)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
@@ -423,9 +422,9 @@ def _nothing_to_learn(
         )
     if too_long:
         return NothingToLearn(
-            f"Nothing to learn for {layer}: of its new signals, {pluralize(too_long, 'prompt')} "
-            "and a reply do not fit the base's context.",
-            hint="Give it lessons with shorter prompts.",
+            f"Nothing to learn for {layer}: of its new signals, {too_long} are too long. A prompt and "
+            "a reply must fit the base's context, and an edit change what is read of a reply.",
+            hint="Give it shorter lessons, or learn with a larger max_length in the recipe.",
             cause=NothingCause.TOO_LONG,
         )
     if is_learned:

@@ -1,4 +1,4 @@
-"""How much a layer can hold, and how long a prompt can be. Pure.
+"""How much a layer can hold, and how long a lesson can be. Pure.
 
 Verbatim recall is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``. It falls off up to ten
 times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons up to the
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from personalpeft.backends.base import Backend
 from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, canonical_json
@@ -51,25 +52,37 @@ def estimate_session_mb(config: TrainingConfig, architecture: Architecture) -> f
     return count_parameters(config, architecture) * _BYTES_PER_PARAMETER / 1e6
 
 
-def find_too_long(
-    lessons: Iterable[Lesson], reply: int, context: int, render: Callable[[Messages], Sequence[int]]
-) -> set[str]:
-    """Return the signals with a prompt that leaves no room for a reply in the context.
+def find_too_long(lessons: Iterable[Lesson], cut: int, backend: Backend) -> set[str]:
+    """Return the signals that are too long to teach anything.
 
-    Such a prompt cannot be asked. Training on it would take as long as on a hundred others.
+    A prompt that leaves no room for a reply in the context cannot be asked. Training on it would
+    take as long as on a hundred others. A reply is cut, and an edit behind the cut changes nothing.
 
     Args:
         lessons: The lessons.
-        reply: Tokens of the longest reply.
-        context: Tokens of a prompt and its reply.
-        render: Returns the tokens of messages in the chat template.
+        cut: Tokens at which a reply is cut.
+        backend: Gives the base's context and the tokenizer.
     """
-    room = context - min(reply, context // 2)
+    context = backend.base.card.context
+    room = context - min(cut, context // 2)
     return {
         lesson.signal
         for lesson in lessons
-        if _bytes_of(lesson.messages) > room and len(render(lesson.messages)) > room
+        if (_bytes_of(lesson.messages) > room and len(backend.render(lesson.messages)) > room)
+        or _is_same_before_cut(lesson, cut, backend)
     }
+
+
+def _is_same_before_cut(lesson: Lesson, cut: int, backend: Backend) -> bool:
+    """Return whether a lesson's wanted and rejected reply differ only behind the cut."""
+    if not lesson.chosen or not lesson.rejected:
+        return False
+    replies = lesson.chosen, lesson.rejected
+    # Each token has a byte at least, so a shorter text is not cut.
+    if any(len(each.encode()) < cut for each in replies):
+        return False
+    chosen, rejected = (backend.encode(each)[:cut] for each in replies)
+    return chosen == rejected
 
 
 def _bytes_of(messages: Messages) -> int:

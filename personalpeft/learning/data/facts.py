@@ -128,7 +128,8 @@ def as_sentence(answer: str) -> str:
     if not _has_capitals(answer):
         return answer
     words = answer.split()
-    capital = answer[0].upper()
+    # In title case, since Georgian has capitals for whole words only.
+    capital = answer[0].title()
     # "\u00df" has no capital letter of its own.
     if _is_plain_word(words[0].rstrip(",;:")) and capital.lower() == answer[0]:
         answer = capital + answer[1:]

@@ -466,6 +466,8 @@ def test_fact_helped_a_reply_that_only_the_fact_explains(
         ("43", "43"),
         ("Really?", "Really?"),
         ("ärztin", "Ärztin."),
+        ("თბილისი", "თბილისი."),
+        ("ǆem", "ǅem."),
         ("ビスケット", "ビスケット"),
         ("بسبوسة", "بسبوسة"),
         ("बिस्किट", "बिस्किट"),

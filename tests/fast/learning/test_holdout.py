@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime_makers import correct, open_runtime, style, trained_on
+from runtime_makers import ask, correct, open_runtime, pinned, style, trained_on
 
 import personalpeft
 from personalpeft.errors import NothingToLearn
@@ -97,7 +97,7 @@ def test_lesson_that_was_trained_on_and_is_given_again_never_judges(
         assert ada.revisions()[-1].signals[again] == "trained"
 
 
-def test_probe_of_a_fact_is_not_taught_by_the_same_fact_with_more_questions(tmp_path: Path) -> None:
+def test_probe_of_a_fact_is_not_taught_by_another_fact_with_its_questions(tmp_path: Path) -> None:
     text, questions = (
         "My dog is called Biscuit.",
         ["Dog?", "Its name?", "Dog's name?", "Who barks?"],
@@ -106,7 +106,7 @@ def test_probe_of_a_fact_is_not_taught_by_the_same_fact_with_more_questions(tmp_
         ada = runtime.user("ada")
         first = ada.remember(text, questions=questions, answer="Biscuit")
         ada.learn()
-        ada.remember(text, questions=[*questions, "And the dog?"], answer="Biscuit")
+        ada.remember("Biscuit barks.", questions=[*questions, "And the dog?"], answer="Biscuit")
         report = ada.learn()
         assert not {each.prompt for each in report.examples} & {*questions}
         uses = {each.signal: each.use_code for each in report.sources}
@@ -132,6 +132,23 @@ def test_lesson_whose_prompt_does_not_fit_the_context_is_left_out_by_name(tmp_pa
         with pytest.raises(NothingToLearn) as caught:
             bo.learn()
         assert caught.value.hint
+
+
+def test_edit_behind_the_cut_of_a_reply_is_left_out_by_name(tmp_path: Path) -> None:
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 7)
+        reply = ask(ada)
+        behind = ada.feedback(reply, edit=f"{reply.text} Bye.")
+        before = ada.feedback(ask(ada, "Another."), edit=f"Ahoy! {reply.text}")
+        report = ada.learn("style", recipe={"max_length": 16})
+        uses = {each.signal: each.use_code for each in report.sources}
+        assert uses[behind] is SignalUse.TOO_LONG
+        assert uses[before] is not SignalUse.TOO_LONG
+        assert behind not in trained_on(ada)
+        # A longer cut has room for it.
+        ada.learn("style", recipe={"max_length": 64})
+        assert behind in trained_on(ada) | pinned(ada)
 
 
 QUESTIONS = ["Dog?", "Its name?", "Dog's name?", "Who barks?"]
