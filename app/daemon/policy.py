@@ -144,11 +144,13 @@ def plan(
         serving = _wait_for_quiet(host, QUIET)
         first, rest = (None, tasks) if serving else (next(iter(tasks), None), tasks[1:])
         waiting = [_waiting(task.kind, task.reason, serving) for task in rest]
+        waiting += _retries(host, history, tasks)
         return Decision(first, _upcoming(settings, host, backlogs, due, blocked, waiting))
     (learner, reason), *others = due
     learn = LearnUser(learner.user, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
     left = [each for each in backlogs if each != learner]
     waiting = [_waiting(task.kind, task.reason, None) for task in tasks]
+    waiting += _retries(host, history, tasks)
     return Decision(learn, _upcoming(settings, host, left, others, None, waiting))
 
 
@@ -247,6 +249,16 @@ def _due_tasks(settings: Settings, host: HostState, history: History) -> list[Ta
         if history.tasks.get(kind) != key and not waits:
             due.append(Task(kind, key, reason))
     return due
+
+
+def _retries(host: HostState, history: History, due: Sequence[Task]) -> list[Upcoming]:
+    """Return the failed tasks that are tried again later."""
+    names = {task.kind for task in due}
+    return [
+        Upcoming(name, each.at + RETRY, "the last try failed")
+        for name, each in history.failed.items()
+        if name not in names and abs(host.now - each.at) < RETRY
+    ]
 
 
 def _waiting(action: str, reason: str, blocked: Upcoming | None) -> Upcoming:

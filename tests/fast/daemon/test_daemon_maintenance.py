@@ -79,6 +79,8 @@ def test_a_backup_whose_drive_was_away_is_made_when_the_drive_is_back(world: Wor
     failed = [entry for entry in world.log if entry.kind == "backup"]
     # One entry for the time of day before the start, and one for this night's.
     assert [entry.outcome for entry in failed] == [Outcome.FAILED] * 2
+    coming = {each.action: each.reason for each in world.run_once().upcoming}
+    assert coming["backup"] == "the last try failed"
     drive.unlink()
     drive.mkdir()
     world.run_for(hours=1.5)
