@@ -95,12 +95,12 @@ class RemoteStream(Iterator[str]):
     @property
     def stack(self) -> Stack:
         """The adapters that serve the request. Sends it first."""
-        return self._begun().stack
+        return self._ensure_started().stack
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens that the model reads first, rules and facts included. Sends the request first."""
-        return self._begun().prompt_tokens
+        return self._ensure_started().prompt_tokens
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
@@ -138,7 +138,7 @@ class RemoteStream(Iterator[str]):
             )
         return self._reply
 
-    def _begun(self) -> v.StreamStarted:
+    def _ensure_started(self) -> v.StreamStarted:
         self.begin()
         if self._started is None:
             raise NotFound("The stream was closed before it began.", hint="Chat again.")
@@ -161,14 +161,14 @@ class RemoteStream(Iterator[str]):
 
 def _watch(stream: weakref.ref[RemoteStream], cancelled: Condition) -> None:
     """Stop a reply once ``cancelled`` says so, also while it waits in the server."""
-    while (found := stream()) is not None:
+    while (current := stream()) is not None:
         try:
-            if found._over or (cancelled() and found._stop()):
+            if current._over or (cancelled() and current._stop()):
                 return
         except Exception as error:  # noqa: BLE001 - the caller's own error goes back to the caller
-            found._stop(error)
+            current._stop(error)
             return
-        del found  # An abandoned stream is collected, which closes its connection.
+        del current  # An abandoned stream is collected, which closes its connection.
         time.sleep(_WATCH_SECONDS)
 
 

@@ -175,10 +175,15 @@ def remember(
         trains = not no_train and user.summary().training
         known = next((item.id for item in user.items() if item.text == text), None)
         signal = user.remember(text, questions=questions, answer=answer, train=train_of(no_train))
+        # That of another source stays beside it.
+        is_twice = signal != known and any(item.id == known for item in user.items())
     emit(common, {"signal": signal, "user": user.id}, signal)
+    if signal == known:
+        info(common, "It was known already, and nothing was added.")
+        return
     learned = ", and the next learn trains on it" if answer and trains else ""
     info(common, f"Stored. It applies from the next question on{learned}.")
-    if known is not None:
+    if is_twice:
         info(common, f"It was known already, as {known}. To have it once: memory remove {known}")
 
 

@@ -156,7 +156,7 @@ class _Socket(socket.SocketIO):
 
     def expect(self, seconds: float) -> None:
         """Begin to count the time."""
-        self._begun, self._seconds, self._received = time.monotonic(), seconds, 0
+        self._started_at, self._seconds, self._received = time.monotonic(), seconds, 0
 
     def readinto(self, buffer: Any) -> int | None:
         if not self._wait(_PROMPT):
@@ -171,7 +171,7 @@ class _Socket(socket.SocketIO):
 
     def _wait(self, seconds: float) -> bool:
         """Wait for data until ``seconds`` have passed since the begin, or the connection is silent."""
-        left = self._begun + seconds - time.monotonic()
+        left = self._started_at + seconds - time.monotonic()
         return _is_readable(self._connection, min(max(0.0, left), _SILENCE))
 
 

@@ -263,7 +263,7 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     }
 
 
-def given_again(
+def find_repeated_signals(
     store: Store, head: Revision | None, assignments: Sequence[Assignment]
 ) -> frozenset[str]:
     """Return the signals that teach only what a revision was trained on as other signals."""

@@ -26,7 +26,7 @@ from personalpeft.learning.data.training_examples import (
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.layers import (
     LayerState,
-    given_again,
+    find_repeated_signals,
     held_out_signals,
     holdout_beside,
     root_revision,
@@ -324,7 +324,7 @@ def build_plan(
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
     # What was trained on never judges, also where it was given again.
-    repeated = given_again(store, state.head, assignments)
+    repeated = find_repeated_signals(store, state.head, assignments)
     new_unprobed = [lesson for lesson in new_unprobed if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
     may_wait = parent is not None and parent is state.head and start != "nothing" and not force

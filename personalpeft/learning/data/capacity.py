@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from personalpeft.backends.base import Backend
 from personalpeft.learning.data.training_examples import Lesson
@@ -18,7 +17,6 @@ from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, canonical_json
 
 RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
-Messages: TypeAlias = Sequence[Message]
 # More than a chat template writes around the messages.
 _TEMPLATE_BYTES = 4096
 
@@ -85,7 +83,7 @@ def _is_same_before_cut(lesson: Lesson, cut: int, backend: Backend) -> bool:
     return chosen == rejected
 
 
-def _bytes_of(messages: Messages) -> int:
+def _bytes_of(messages: Sequence[Message]) -> int:
     """Return more than the tokens that messages can have: each has a byte at least."""
     texts = (canonical_json(message.to_list()) for message in messages)
     return _TEMPLATE_BYTES + sum(len(text.encode()) for text in texts)

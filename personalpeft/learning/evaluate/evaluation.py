@@ -145,17 +145,25 @@ def score_answers(
     Returns:
         The score of each lesson, in their order.
     """
-    found: dict[int, Score] = {}
+    items = [
+        encode_continuation(
+            engine.backend, each.messages, each.chosen, max_length, ended=each.ended
+        )
+        for each in lessons
+    ]
+    return _score_each(engine, items, stacks)
+
+
+def _score_each(
+    engine: Scorer, items: Sequence[Continuation], stacks: Sequence[Stack]
+) -> list[Score]:
+    """Score each continuation under its own stack, those of one stack together."""
+    scores: dict[int, Score] = {}
     for stack in dict.fromkeys(stacks):
         numbers = [number for number, each in enumerate(stacks) if each == stack]
-        items = [
-            encode_continuation(
-                engine.backend, each.messages, each.chosen, max_length, ended=each.ended
-            )
-            for each in (lessons[number] for number in numbers)
-        ]
-        found |= zip(numbers, engine.score(items, stack), strict=True)
-    return [found[number] for number in range(len(lessons))]
+        together = [items[number] for number in numbers]
+        scores |= zip(numbers, engine.score(together, stack), strict=True)
+    return [scores[number] for number in range(len(items))]
 
 
 def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
@@ -230,34 +238,29 @@ def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
 
 
 def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
-    def scores(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
-        found: dict[int, float] = {}
-        for stack in dict.fromkeys(stacks):
-            numbers = [number for number, each in enumerate(stacks) if each == stack]
-            items = [
-                encode_continuation(
-                    engine.backend,
-                    [*each.before, Message("user", each.request)],
-                    each.answer,
-                    _MAX_QUALITY_TOKENS,
-                )
-                for each in (some[number] for number in numbers)
-            ]
-            results = engine.score(items, stack)
-            found |= {n: each.logp for n, each in zip(numbers, results, strict=True)}
-        return [found[number] for number in range(len(some))]
+    def logprobs(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
+        items = [
+            encode_continuation(
+                engine.backend,
+                [*each.before, Message("user", each.request)],
+                each.answer,
+                _MAX_QUALITY_TOKENS,
+            )
+            for each in some
+        ]
+        return [score.logp for score in _score_each(engine, items, stacks)]
 
     def of_base(some: Sequence[PromptResponse]) -> list[float]:
-        return scores(some, [Stack(job.live.stack.base)] * len(some))
+        return logprobs(some, [Stack(job.live.stack.base)] * len(some))
 
     quality = measure_text_quality(_written(job.eval_set.new_examples), of_base)
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
     held_out = [each for each in job.eval_set.deciding if each.answers_user]
-    stack_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
+    lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
-        return scores(some, [job.candidate.for_layer(stack_of[each.request]) for each in some])
+        return logprobs(some, [job.candidate.for_layer(lesson_of[each.request]) for each in some])
 
     return replace(quality, learned_pmi=measure_learned_pmi(_written(held_out), of_candidate))
 

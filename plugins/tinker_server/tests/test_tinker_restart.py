@@ -36,6 +36,22 @@ def on(server: TinkerServer, run: Run) -> Run:
     return Run(Session(client, run.session.id), run.id, run.seq)
 
 
+def refuse_results(
+    server: TinkerServer, monkeypatch: pytest.MonkeyPatch, times: int
+) -> list[object]:
+    """Have a server fail so many times to store a result, and return the list of failures."""
+    store, failures = server.extension.service.futures.finish, list[object]()
+
+    def fail(*args: Any) -> None:
+        if len(failures) < times:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        store(*args)
+
+    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    return failures
+
+
 @pytest.mark.parametrize("store_seconds", [0.0, 3600.0])
 def test_a_run_continues_as_if_there_had_been_no_restart(
     start: Start, monkeypatch: pytest.MonkeyPatch, store_seconds: float
@@ -134,16 +150,7 @@ def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(4)
     losses = run.train(2)
-    store = server.extension.service.futures.finish
-    failures = []
-
-    def fail(*args: Any) -> None:
-        if len(failures) < 6:
-            failures.append(args)
-            raise sqlite3.OperationalError("database or disk is full")
-        store(*args)
-
-    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    failures = refuse_results(server, monkeypatch, 6)
     losses.append(loss_of(run.forward_backward([datum(TEXT)])))
     run.step()
     assert len(failures) == 6
@@ -157,16 +164,7 @@ def test_a_sample_whose_result_cannot_be_stored_at_once_is_stored_later(
     monkeypatch.setattr(sampling, "_RETRY_SECONDS", 0.05)
     server = start()
     session = server.session()
-    store = server.extension.service.futures.finish
-    failures = []
-
-    def fail(*args: Any) -> None:
-        if len(failures) < 3:
-            failures.append(args)
-            raise sqlite3.OperationalError("database or disk is full")
-        store(*args)
-
-    monkeypatch.setattr(server.extension.service.futures, "finish", fail)
+    failures = refuse_results(server, monkeypatch, 3)
     assert session.sample(session.sampler(), TEXT[:4])["sequences"]
     assert len(failures) == 3
 

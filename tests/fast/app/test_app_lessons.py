@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from app_makers import Shell
+from app_makers import Shell, lines
 
 
 def test_lessons_show_where_each_signal_went_and_its_source(shell: Shell) -> None:
@@ -85,3 +85,9 @@ def test_a_scope_is_set_and_shown_with_the_stack(shell: Shell) -> None:
     assert "never" in shell.run("stack").stdout.splitlines()[1].split()
     assert shell.run("scope", "skill.email", "sometimes").exit_code == 2
     assert shell.run("scope", "skill.none", "near").exit_code == 3
+
+
+def test_a_fact_that_is_told_twice_is_stored_once_and_no_hint_removes_it(shell: Shell) -> None:
+    first, second = (shell.run("remember", "My dog is called Biscuit.") for _ in range(2))
+    assert lines(second.stdout) == lines(first.stdout)
+    assert "memory remove" not in second.stderr

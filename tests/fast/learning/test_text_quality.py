@@ -73,17 +73,17 @@ LABELS = [PromptResponse(f"text {n}", ("good", "bad")[n % 2]) for n in range(8)]
 
 
 def test_a_reply_is_compared_with_prompts_that_have_another_reply() -> None:
-    def knowing(pairs: Sequence[PromptResponse]) -> list[float]:
+    def label_likelihoods(pairs: Sequence[PromptResponse]) -> list[float]:
         wanted = {each.request: each.answer for each in LABELS}
         return [0.0 if wanted[each.request] == each.answer else -3.0 for each in pairs]
 
-    assert measure_text_quality(LABELS, knowing).pmi == pytest.approx(3.0)
-    assert measure_learned_pmi(LABELS[:3], knowing) == pytest.approx(3.0)
+    assert measure_text_quality(LABELS, label_likelihoods).pmi == pytest.approx(3.0)
+    assert measure_learned_pmi(LABELS[:3], label_likelihoods) == pytest.approx(3.0)
     # One that does not fit decides, and arbitrary or constant replies never fit.
     odd = [*LABELS[:3], PromptResponse("text 4", "bad")]
-    assert (measure_learned_pmi(odd, knowing) or 0.0) <= 0
-    assert measure_learned_pmi(LABELS[::2], knowing) is None
-    assert measure_learned_pmi(LABELS[:2], knowing) is None
+    assert (measure_learned_pmi(odd, label_likelihoods) or 0.0) <= 0
+    assert measure_learned_pmi(LABELS[::2], label_likelihoods) is None
+    assert measure_learned_pmi(LABELS[:2], label_likelihoods) is None
 
 
 def test_ordered_words_have_a_larger_gap_than_unordered_ones() -> None:
