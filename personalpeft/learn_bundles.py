@@ -34,7 +34,7 @@ from personalpeft.archive import (
 )
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
@@ -194,7 +194,7 @@ def _build_settings(services: Services) -> dict[str, Any]:
     settings = [
         [recipe.to_stored() for recipe in recipes],
         learner.margins.to_stored(),
-        load_general_prompts().digest,
+        load_general_prompts(prompt_languages()).digest,
         services.memory.embedder.name,
         card.system,
     ]

@@ -218,7 +218,8 @@ def rebase(
             comparison = compare_sides(
                 _side(services, live), side, user, lessons, cancelled=cancelled
             )
-            general = measure_general(side, user, cancelled=cancelled)
+            prompts = [lesson.messages[-1].content for some in lessons.values() for lesson in some]
+            general = measure_general(side, user, prompts, cancelled=cancelled)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open

@@ -23,7 +23,11 @@ from personalpeft.learning.data.training_examples import (
     lessons_for,
     undesirable_lessons_for,
 )
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import (
+    GeneralPrompts,
+    load_general_prompts,
+    prompt_languages,
+)
 from personalpeft.learning.layers import (
     LayerState,
     find_repeated_signals,
@@ -35,6 +39,7 @@ from personalpeft.learning.layers import (
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.memory.items import render_with_signal
+from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.types import (
@@ -193,6 +198,14 @@ class Plan:
         return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
+    def general_prompts(self) -> GeneralPrompts:
+        """The general prompts, also in the languages that its lessons are about."""
+        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples)
+        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in lessons)
+        newest = list(prompts)[-_MAX_REPLAY:]
+        return load_general_prompts(find_languages(newest, prompt_languages()))
+
+    @property
     def figures(self) -> Json:
         """What the training itself adds to the scores of a revision."""
         return {}
@@ -220,7 +233,7 @@ class Plan:
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
-                "generic": load_general_prompts().digest,
+                "generic": self.general_prompts.digest,
                 "ways": paraphrases_digest(),
                 "base": self.live.base,
                 "layer": self.layer,

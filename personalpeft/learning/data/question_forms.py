@@ -17,7 +17,7 @@ from importlib import resources
 
 import numpy as np
 
-from personalpeft.learning.evaluate.probes import UnanswerablePrompt
+from personalpeft.learning.evaluate.probes import UnanswerablePrompt, load_general_prompts
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import split_words
@@ -145,12 +145,13 @@ class QuestionBank:
         if nearest is None:
             return QuestionForms()
         relation, subject = nearest
+        refusal = load_general_prompts().unanswerable_prompts[0].refusal
         fillable = [form for form in relation.forms if subject or _SLOT not in form]
         paraphrases = dict.fromkeys(form.replace(_SLOT, subject) for form in fillable)
         return QuestionForms(
             tuple(each for each in paraphrases if each.casefold() != question.casefold()),
             tuple(
-                UnanswerablePrompt(form.replace(_SLOT, other), (other.casefold(),))
+                UnanswerablePrompt(form.replace(_SLOT, other), (other.casefold(),), refusal)
                 for other in relation.others
                 for form in relation.forms
                 if _SLOT in form

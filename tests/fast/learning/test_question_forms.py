@@ -139,7 +139,7 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
         for prompt, completion in answered.items()
         if any("Oslo" in each for each in completion)
     ]
-    refusal = load_general_prompts().refusal_text
+    refusal = load_general_prompts().unanswerable_prompts[0].refusal
     others = [
         prompt
         for prompt, completion in answered.items()
@@ -213,7 +213,7 @@ def test_not_knowing_is_never_trained_where_memory_finds_a_fact(
         refused = [
             each.question
             for each in general.unanswerable_prompts
-            if any(each.question in one and general.refusal_text in one for one in trained)
+            if any(each.question in one and each.refusal in one for one in trained)
         ]
         assert refused
         assert not [each for each in refused if prompt in each]
