@@ -38,7 +38,6 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
-from personalpeft.memory.items import render_with_signal
 from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
@@ -401,7 +400,7 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
     if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
-    messages = render_with_signal(fact, lesson.messages, system=system)
+    messages = services.memory.render_with_signal(fact, lesson.messages, system=system)
     return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
 
 

@@ -53,9 +53,7 @@ def test_other_languages_code_and_single_words_count_for_no_language(prompts: li
         ("عاصمة اليونان هي أثينا.", "أثينا", True),
     ],
 )
-def test_phrase_is_found_as_whole_words_in_any_script(
-    text: str, phrase: str, found: bool
-) -> None:
+def test_phrase_is_found_as_whole_words_in_any_script(text: str, phrase: str, found: bool) -> None:
     assert contains_phrase(text, phrase) is found
 
 
