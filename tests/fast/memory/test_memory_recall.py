@@ -110,9 +110,7 @@ def test_facts_are_demonstrated_in_the_language_of_the_question(
         *demonstrations, last = home.ask("ada", question).messages
     assert fact in last.content
     wanted = load_demonstrations(language) if language else ()
-    assert [message.content for message in demonstrations[1::2]] == [
-        each.answer for each in wanted
-    ]
+    assert [message.content for message in demonstrations[1::2]] == [each.answer for each in wanted]
 
 
 def test_each_turn_of_a_conversation_begins_with_the_turns_before_it(
