@@ -30,10 +30,9 @@ from personalpeft.learning.evaluate.evaluation import (
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
-from personalpeft.learning.options import not_cancelled
+from personalpeft.learning.options import cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.config import MAX_LENGTH
-from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.services import Services
 from personalpeft.types import Stack
 

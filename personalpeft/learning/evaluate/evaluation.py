@@ -54,9 +54,8 @@ from personalpeft.learning.gate.evidence import (
     Leakage,
     ProbeResults,
 )
-from personalpeft.learning.options import Condition, not_cancelled
+from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
-from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
