@@ -262,6 +262,7 @@ class TrainingPipeline:
         )
         if self.options.cancelled():
             raise cancelled_error("before the verdict")
+        trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
             target=plan.target(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
@@ -271,11 +272,11 @@ class TrainingPipeline:
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
             new_examples=plan.new_lessons if plan.answer_verifier is None else (),
-            trained=(*plan.replay, *plan.new_examples),
+            trained=trained,
             history=history,
-            examples=(*plan.replay, *plan.new_examples)
-            if plan.layer != "memory" and not plan.answer_verifier and self.margins.min_generated
-            else (),
+            judges_replies=bool(trained and self.margins.min_generated)
+            and plan.layer != "memory"
+            and plan.answer_verifier is None,
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}
