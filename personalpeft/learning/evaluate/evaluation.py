@@ -25,10 +25,8 @@ from personalpeft.learning.evaluate.eval_job import (
     constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
-    MAX_FACTS,
     MAX_TRAINED,
     MIN_LESSONS_EACH,
-    find_secret,
     measure_fact_leakage,
     measure_leakage,
 )
@@ -297,8 +295,11 @@ def _measure_leakage(
     """
     trained = job.eval_set.trained
     written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
+    base, select = Stack(job.live.stack.base), job.candidate.for_layer
     if not written:
-        return _measure_facts(engine, job)
+        facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
+        newest = list({each.signal: each for each in facts}.values())
+        return measure_fact_leakage(engine, newest, select, base.base)
     unseen = [
         item.after - item.base
         for lesson, item in held_out
@@ -307,28 +308,9 @@ def _measure_leakage(
     if len(unseen) < MIN_LESSONS_EACH:
         return NO_LEAKAGE_MEASURED
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
-    after = score_answers(engine, sample, job.candidate.for_layer, length)
-    base = score_answers(engine, sample, constant_stack(Stack(job.live.stack.base)), length)
-    return measure_leakage([after[key].logp - base[key].logp for key in after], unseen)
-
-
-def _measure_facts(engine: Scorer, job: EvalJob) -> Leakage:
-    """Rank the newest facts among variants of themselves, one question each."""
-    facts = {
-        each.signal: each
-        for each in job.eval_set.trained
-        if each.kind is SignalKind.FACT and each.is_users
-    }
-    texts = {signal: [each.messages[-1].content, each.chosen] for signal, each in facts.items()}
-    found = []
-    for signal, lesson in reversed(facts.items()):
-        others = [text for other, some in texts.items() if other != signal for text in some]
-        secret = find_secret(signal, lesson.messages, lesson.chosen, others)
-        found += [(secret, job.candidate.for_layer(lesson))] if secret else []
-        if len(found) == MAX_FACTS:
-            break
-    words = [text for some in texts.values() for text in some]
-    return measure_fact_leakage(engine, found, words, job.live.stack.base)
+    after = score_answers(engine, sample, select, length)
+    before = score_answers(engine, sample, constant_stack(base), length)
+    return measure_leakage([after[key].logp - before[key].logp for key in after], unseen)
 
 
 def _score_items(
