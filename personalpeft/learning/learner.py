@@ -28,13 +28,7 @@ from personalpeft.learning.layers import (
     trained_on,
 )
 from personalpeft.learning.options import LearnOptions, cancelled_error
-from personalpeft.learning.outcomes import (
-    LearnOutcome,
-    MoveCause,
-    Reason,
-    ReasonCode,
-    reason,
-)
+from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.publish import (

@@ -32,11 +32,7 @@ from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions, cancelled_error
-from personalpeft.learning.outcomes import (
-    LearnOutcome,
-    ReasonCode,
-    reason,
-)
+from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.publish import publish_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport

@@ -37,14 +37,7 @@ from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConf
 from personalpeft.memory.items import render_with_signal
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
-from personalpeft.types import (
-    Json,
-    Revision,
-    SignalKind,
-    SignalRole,
-    Stack,
-    canonical_digest,
-)
+from personalpeft.types import Json, Revision, SignalKind, SignalRole, Stack, canonical_digest
 
 MIN_LESSONS = 4
 _MAX_REPLAY = 64

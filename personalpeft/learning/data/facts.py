@@ -19,14 +19,7 @@ from typing import TypeVar
 from personalpeft.learning.data.question_forms import begins_form, forms_digest, is_in_bank_language
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.words import has_spaces, split_words
-from personalpeft.types import (
-    USER_SOURCE,
-    Message,
-    Signal,
-    SignalKind,
-    Turn,
-    canonical_digest,
-)
+from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, Turn, canonical_digest
 
 T = TypeVar("T")
 

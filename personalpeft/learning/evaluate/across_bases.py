@@ -23,11 +23,7 @@ from personalpeft.learning.evaluate.eval_job import (
     effective_stack,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import (
-    MAX_EXAMPLES,
-    evaluate,
-    score_answers,
-)
+from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, evaluate, score_answers
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import cancelled_error, not_cancelled
