@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeAlias, TypeVar, get_args
 
-from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.errors import Cancelled, InvalidInput, PersonalPeftError
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.types import Progress
@@ -34,6 +34,13 @@ def wait_while(paused: Condition, cancelled: Condition) -> None:
     idle = threading.Event()
     while paused() and not cancelled():
         idle.wait(_PAUSE_POLL_SECONDS)
+
+
+def cancelled_error(where: str) -> Cancelled:
+    """Return the error for a learn that the caller cancelled."""
+    return Cancelled(
+        f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
+    )
 
 
 def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:

@@ -15,12 +15,12 @@ from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.lesson_scrubbing import scrub_assignments, scrub_lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
+    scrub_assignments,
     undesirable_lessons_for,
 )
 from personalpeft.learning.evaluate.probes import (
@@ -41,14 +41,7 @@ from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConf
 from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
-from personalpeft.types import (
-    Json,
-    Revision,
-    SignalKind,
-    SignalRole,
-    Stack,
-    canonical_digest,
-)
+from personalpeft.types import Json, Revision, SignalKind, SignalRole, Stack, canonical_digest
 
 MIN_LESSONS = 4
 _MAX_REPLAY = 64
@@ -401,7 +394,8 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
         return lesson
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
     messages = services.memory.render_with_signal(fact, lesson.messages, system=system)
-    return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
+    taught = replace(lesson, teacher_messages=messages)
+    return taught.scrubbed(countries) if countries else taught
 
 
 def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:

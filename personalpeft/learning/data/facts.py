@@ -20,14 +20,7 @@ from personalpeft.learning.data.question_forms import begins_form, forms_digest,
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.languages import find_language
 from personalpeft.memory.words import has_spaces, split_words
-from personalpeft.types import (
-    USER_SOURCE,
-    Message,
-    Signal,
-    SignalKind,
-    Turn,
-    canonical_digest,
-)
+from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, Turn, canonical_digest
 
 T = TypeVar("T")
 

@@ -67,8 +67,8 @@ class EvalSet:
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
-    examples: tuple[Lesson, ...] = ()  # trained on; show how the user wants to be answered
-    trained: tuple[Lesson, ...] = ()  # trained on; measure leakage
+    trained: tuple[Lesson, ...] = ()  # trained on
+    judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
 
     @property
     def earlier_target(self) -> tuple[Lesson, ...]:
@@ -164,8 +164,8 @@ class EvalJob:
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose generated replies are judged; none where no lessons show the style."""
-        deciding = {lesson.key for lesson in self.eval_set.deciding if self.eval_set.examples}
+        """The lessons whose generated replies are judged."""
+        deciding = {each.key for each in self.eval_set.deciding if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in deciding)
 
     def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
