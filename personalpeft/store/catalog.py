@@ -23,6 +23,7 @@ from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
+    append_and_apply,
     check_revision,
     judgement_entries,
     read_build_record,
@@ -300,7 +301,7 @@ class Catalog:
             }
             for revision, report in judged:
                 resolve_id(db, "revision", user, revision.id, layer=revision.layer)
-                append_entries(db, user, judgement_entries(revision, report, at))
+                append_and_apply(db, user, judgement_entries(revision, report, at))
             for layer, to in targets.items():
                 record_move(db, HeadMove(user, layer, read_head(db, user, layer), to, cause, at))
             return True

@@ -10,22 +10,16 @@ it never replaces a head that it was not judged against, and never brings back w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from personalpeft.errors import LedgerMoved, PersonalFileError
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import GENESIS, NewEntry, append_entries
+from personalpeft.store.hash_chain import GENESIS, NewEntry
 from personalpeft.store.id_lookup import resolve_user
-from personalpeft.store.revisions import (
-    ensure_layer,
-    read_head,
-    read_holdout,
-    record_roles,
-    set_head,
-)
+from personalpeft.store.revisions import append_and_apply, ensure_layer, read_head, read_holdout
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import Entry, check_chain, put_files, read_entries
 from personalpeft.types import SignalRole
@@ -158,30 +152,28 @@ def _check_position(db: sqlite3.Connection, user: str, position: LedgerPosition)
         )
 
 
-def _append(db: sqlite3.Connection, user: str, entries: Sequence[Entry]) -> None:
-    revisions = contents(entries, "revision")
-    for row in revisions:
-        ensure_layer(db, user, row["layer"])
-    append_entries(db, user, (NewEntry(entry.kind, entry.content) for entry in entries))
-    new = {row["id"] for row in revisions}
-    for row in contents(entries, "judgement"):
-        _add_provenance(db, user, row, new)
-        new.discard(row["revision"])
-    for row in contents(entries, "move"):
-        if read_head(db, user, row["layer"]) != row["before"]:
+def _append(db: sqlite3.Connection, user: str, entries: Iterable[Entry]) -> None:
+    unjudged: set[str] = set()
+    for entry in entries:
+        row, head = entry.content, None
+        if entry.kind == "revision":
+            ensure_layer(db, user, row["layer"])
+            unjudged.add(row["id"])
+        elif entry.kind == "move":
+            head = read_head(db, user, row["layer"])
+        append_and_apply(db, user, [NewEntry(entry.kind, row)])
+        if entry.kind == "move" and head != row["before"]:
             raise PersonalFileError(f"A move of {row['layer']} starts elsewhere.", hint=_HINT)
-        set_head(db, user, row["layer"], row["after"])
+        if entry.kind == "judgement" and row["revision"] in unjudged:
+            unjudged.remove(row["revision"])
+            _check_trained(db, user, row["revision"], rows.decode_roles(row["signals"]))
 
 
-def _add_provenance(
-    db: sqlite3.Connection, user: str, judgement: Row, new: Collection[str]
+def _check_trained(
+    db: sqlite3.Connection, user: str, revision: str, roles: Mapping[str, str]
 ) -> None:
-    """Record the signals of a judged revision."""
-    revision = judgement["revision"]
-    sql = "select layer from revision where user = ? and id = ?"
-    (row,) = fetch_all(db, sql, user, revision)
-    layer, signals = row["layer"], rows.from_json(judgement["signals"])
-    held_out = read_holdout(db, user, layer) if revision in new else ()
-    if any(signals.get(signal) == SignalRole.TRAINED for signal in held_out):
+    """Raise ``PersonalFileError`` if a held-out signal was trained on."""
+    (row,) = fetch_all(db, "select layer from revision where user = ? and id = ?", user, revision)
+    held_out = read_holdout(db, user, row["layer"])
+    if any(roles.get(signal) == SignalRole.TRAINED for signal in held_out):
         raise PersonalFileError(f"{revision} was trained on a held-out signal.", hint=_HINT)
-    record_roles(db, user, layer, revision, signals)

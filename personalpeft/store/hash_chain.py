@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from personalpeft.ids import check_user_id
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one, has_table, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.rows import COLUMNS, EntryKind, format_time, unicode_error
+from personalpeft.store.rows import COLUMNS, TOMBSTONE, EntryKind, format_time, unicode_error
 from personalpeft.types import canonical_digest
 
 GENESIS = ""
@@ -25,11 +25,11 @@ GENESIS = ""
 
 
 class NewEntry(NamedTuple):
-    """A row to append. ``table`` is its table, by default the table of its kind."""
+    """A row to append. In place of an erased row it is the tombstone."""
 
     kind: EntryKind
     content: Row
-    table: str = ""
+    is_erased: bool = False
 
 
 def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry]) -> None:
@@ -49,8 +49,8 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
     seq, chain = tail["entries"], tail["chain"]
     links: list[list[Any]] = []
     contents: dict[str, list[list[Any]]] = {}
-    for kind, content, other_table in entries:
-        seq, table = seq + 1, other_table or kind
+    for kind, content, is_erased in entries:
+        seq, table = seq + 1, TOMBSTONE if is_erased else kind
         try:
             digest = row_digest(table, {"user": user, "seq": seq, **content})
         except UnicodeEncodeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -93,14 +93,34 @@ def record_revision(
     entries = [] if known else [NewEntry("revision", row)]
     entries += judgement_entries(revision, report, at)
     before = read_head(db, user, layer)
-    moves = promote and before != revision.id
-    if moves:
+    if promote and before != revision.id:
         move = HeadMove(user, layer, before, revision.id, cause, at)
         entries.append(NewEntry("move", rows.encode("move", move)))
+    append_and_apply(db, user, entries)
+
+
+def append_and_apply(db: sqlite3.Connection, user: str, entries: Sequence[NewEntry]) -> None:
+    """Append entries, and set what follows from them: the roles of signals, and the heads.
+
+    A signal keeps its first role in a revision: the file was trained on it, or it was not. The
+    layers must exist.
+    """
     append_entries(db, user, entries)
-    record_roles(db, user, layer, revision.id, revision.signals)
-    if moves:
-        set_head(db, user, layer, revision.id)
+    for entry in entries:
+        if entry.kind == "judgement" and not entry.is_erased:
+            _record_roles(db, user, entry.content)
+        elif entry.kind == "move" and not entry.is_erased:
+            set_head(db, user, entry.content["layer"], entry.content["after"])
+
+
+def _record_roles(db: sqlite3.Connection, user: str, judgement: Row) -> None:
+    revision, roles = judgement["revision"], rows.decode_roles(judgement["signals"])
+    db.executemany(
+        "insert into provenance (user, revision, signal, layer, role)"
+        " select user, id, ?, layer, ? from revision where user = ? and id = ?"
+        " on conflict do nothing",
+        [(signal, role, user, revision) for signal, role in roles.items()],
+    )
 
 
 def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
@@ -118,32 +138,10 @@ def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
     )
 
 
-def record_roles(
-    db: sqlite3.Connection, user: str, layer: str, revision: str, roles: Mapping[str, str]
-) -> None:
-    """Record the role of each signal in a revision.
-
-    A signal keeps its first role: the file was trained on it, or it was not.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The revision's layer.
-        revision: The revision.
-        roles: The role by signal.
-    """
-    db.executemany(
-        "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
-        " on conflict do nothing",
-        [(user, revision, signal, layer, role) for signal, role in roles.items()],
-    )
-
-
 def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
     """Record a move and set the head. A move to the present head is not recorded."""
     if move.before != move.after:
-        append_entries(db, move.user, [NewEntry("move", rows.encode("move", move))])
-        set_head(db, move.user, move.layer, move.after)
+        append_and_apply(db, move.user, [NewEntry("move", rows.encode("move", move))])
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:

@@ -30,7 +30,7 @@ from personalpeft.store.hash_chain import (
     row_digest,
 )
 from personalpeft.store.id_lookup import resolve_user
-from personalpeft.store.revisions import first_roles
+from personalpeft.store.revisions import append_and_apply, first_roles
 from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column, EntryKind
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Turn, canonical_json
@@ -212,17 +212,8 @@ def _insert_rows(
     db.execute("update user set trains = ? where id = ?", (int(export.trains), user))
     layers = [(user, r["name"], r["born"], r["weight"], r["scope"]) for r in export.layers]
     insert_rows(db, "layer", ("user", "name", "born", "weight", "scope"), layers)
-    entries = (NewEntry(entry.kind, entry.content, entry.table) for entry in export.entries)
-    append_entries(db, user, entries)
-    layer_of = {row["id"]: row["layer"] for row in export.contents("revision")}
-    provenance = [
-        (user, revision, signal, layer_of.get(revision, ""), role)
-        for revision, signals in first_roles(export.contents("judgement")).items()
-        for signal, role in signals.items()
-    ]
-    insert_rows(db, "provenance", ("user", "revision", "signal", "layer", "role"), provenance)
-    heads = [(row["head"], user, row["name"]) for row in export.layers]
-    db.executemany("update layer set head = ? where user = ? and name = ?", heads)
+    entries = [NewEntry(entry.kind, entry.content, entry.forgotten) for entry in export.entries]
+    append_and_apply(db, user, entries)
     if reason_prefix is None:
         return
     judgements = (
