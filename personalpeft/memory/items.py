@@ -340,13 +340,7 @@ def fact_texts(fact: Signal) -> list[str]:
 def render_with_signal(
     signal: Signal, messages: Sequence[Message], *, system: str | None = None
 ) -> tuple[Message, ...]:
-    """Return the messages with one rule or fact, as ``Memory.add_to_prompt`` adds it.
-
-    Args:
-        signal: A rule or fact.
-        messages: The conversation.
-        system: The default system text of the base, which precedes rules.
-    """
+    """Return the messages with one rule or fact, as ``Memory.add_to_prompt`` adds it."""
     is_rule = signal.kind is SignalKind.COMMENT
     items = _prompt_items([signal] if is_rule else [], [] if is_rule else [signal])
     return items.add_to(messages, system)

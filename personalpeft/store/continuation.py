@@ -43,14 +43,7 @@ class LedgerPosition:
 def read_continuation(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
     """Return what was appended to a user's ledger after a position.
 
-    Args:
-        store: The open home.
-        user: The user.
-        position: The end of the ledger at an earlier time.
-
-    Raises:
-        LedgerMoved: The ledger does not have the position.
-        NotFound: There is no such user.
+    Raises ``LedgerMoved`` if the ledger does not have the position, and ``NotFound``.
     """
     with store.database.read_transaction() as db:
         resolve_user(db, user)
@@ -59,15 +52,9 @@ def read_continuation(store: Store, user: str, position: LedgerPosition) -> tupl
 
 
 def check_continuation(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
-    """Check the kinds, columns and digests of a continuation.
+    """Check the kinds, columns and digests of a continuation from a position.
 
-    Args:
-        user: The user.
-        position: Where it goes on from.
-        entries: What it appends.
-
-    Raises:
-        PersonalFileError: No learn appends such an entry, or its digest does not match.
+    Raises ``PersonalFileError`` if no learn appends such an entry, or a digest does not match.
     """
     check_chain(user, entries, position.seq, position.chain)
     for entry in entries:
@@ -118,13 +105,7 @@ def append_continuation(
 
 
 def check_unmoved(db: sqlite3.Connection, user: str, position: LedgerPosition) -> None:
-    """Raise ``LedgerMoved`` if more than turns and signals was added since a position.
-
-    Args:
-        db: A connection in a transaction.
-        user: An existing user.
-        position: The position.
-    """
+    """Raise ``LedgerMoved`` if more than turns and signals was added since a position."""
     _check_position(db, user, position)
     sql = "select distinct kind from entry where user = ? and seq > ?"
     kinds = {row["kind"] for row in fetch_all(db, sql, user, position.seq)}

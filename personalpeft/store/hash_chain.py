@@ -33,15 +33,9 @@ class NewEntry(NamedTuple):
 
 
 def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry]) -> None:
-    """Append rows as a user's next entries.
+    """Append rows, given without user and number, as a user's next entries.
 
-    Args:
-        db: A connection in a write transaction.
-        user: An existing user.
-        entries: The rows in order, without user and number.
-
-    Raises:
-        InvalidInput: A text is not valid Unicode.
+    Raises ``InvalidInput`` for a text that is not valid Unicode.
     """
     tail = fetch_one(db, "select entries, chain from user where id = ?", user)
     if tail is None:
@@ -67,13 +61,7 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
 
 
 def read_contents(db: sqlite3.Connection, user: str, after: int = 0) -> Iterator[tuple[str, Row]]:
-    """Yield the chained rows of a user, each with its table.
-
-    Args:
-        db: The connection.
-        user: The user.
-        after: Only rows with a greater number of their entry.
-    """
+    """Yield the chained rows of a user after the entry of a number, each with its table."""
     # A home of an earlier version that is open for reading may have no tombstones.
     for table in (name for name in COLUMNS if has_table(db, name)):
         sql = f"select * from {table} where user = ? and seq > ?"
@@ -95,27 +83,11 @@ def row_digest(table: str, row: Row) -> str:
 
 
 def chain_digest(before: str, seq: int, kind: str, digest: str) -> str:
-    """Return the chain value of an entry.
-
-    Args:
-        before: The chain value of the entry before.
-        seq: The number of the entry.
-        kind: Its kind.
-        digest: The digest of its row.
-    """
+    """Return the chain value of an entry from the one before, its number, kind and row's digest."""
     return canonical_digest([before, seq, kind, digest])
 
 
 def create_user(db: sqlite3.Connection, user: str, at: datetime) -> None:
-    """Create a user unless it exists.
-
-    Args:
-        db: A connection in a write transaction.
-        user: The id.
-        at: The time.
-
-    Raises:
-        InvalidId: The id is invalid.
-    """
+    """Create a user unless it exists. Raises ``InvalidId``."""
     sql = "insert into user (id, since) values (?, ?) on conflict do nothing"
     db.execute(sql, [check_user_id(user), format_time(at)])

@@ -124,13 +124,7 @@ def _record_roles(db: sqlite3.Connection, user: str, judgement: Row) -> None:
 
 
 def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
-    """Create a layer of a user unless it exists.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The layer.
-    """
+    """Create a layer of a user unless it exists."""
     db.execute(
         "insert into layer (user, name, born)"
         " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
@@ -145,25 +139,13 @@ def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
-    """Return the head of a layer, or None for a layer that does not exist yet.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        layer: The layer's name.
-    """
+    """Return the head of a layer, or None for a layer that does not exist yet."""
     row = fetch_one(db, "select head from layer where user = ? and name = ?", user, layer)
     return row["head"] if row is not None else None
 
 
 def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
-    """Return the signals that are held out for a layer, oldest first.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        layer: The layer's name.
-    """
+    """Return the signals that are held out for a layer, oldest first."""
     held_out = fetch_all(
         db,
         "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
@@ -175,13 +157,7 @@ def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ..
 
 
 def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> BuildRecord:
-    """Return what is recorded of a build beside its revision.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        revision: The full id of an existing revision.
-    """
+    """Return what is recorded of a build beside its revision, by its full id."""
     sql = "select seq, at, seconds, recipe from revision where user = ? and id = ?"
     (built,) = fetch_all(db, sql, user, revision)
     sql = "select revision, signals from judgement where user = ? and revision = ? order by seq"
@@ -229,14 +205,7 @@ def judgement_entries(revision: Revision, report: Json, at: datetime) -> list[Ne
 
 
 def set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
-    """Set the head of a layer, without a move.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The layer.
-        head: The revision; None for none.
-    """
+    """Set the head of a layer, without a move."""
     db.execute("update layer set head = ? where user = ? and name = ?", [head, user, layer])
 
 

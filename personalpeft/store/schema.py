@@ -44,15 +44,9 @@ create unique index if not exists idx__sqlite_migrations_migration_set_name
 
 
 def is_current(db: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
-    """Return whether the database can be used without a migration.
+    """Return whether the database of a home can be used, or only read, without a migration.
 
-    Args:
-        db: A connection in a transaction.
-        home: The home folder, for messages.
-        to_read: Whether it need only be read.
-
-    Raises:
-        HomeError: It belongs to another program or a newer version.
+    Raises ``HomeError`` if it belongs to another program or a newer version.
     """
     (application,) = db.execute("pragma application_id").fetchone()
     (version,) = db.execute("pragma user_version").fetchone()
