@@ -133,7 +133,6 @@ HEAVY = [
     "tokenizers",
     "textual",
     "flask",
-    "sqlite_utils",
     "sqlite3",
     "numpy",
     "rich",
