@@ -41,12 +41,10 @@ from personalpeft.chat.validation import (
     Truncation,
     attach_tools,
     check_continuation,
+    check_option,
     check_prompt,
     check_sampling,
-    check_timeout,
     check_tools,
-    check_top_logprobs,
-    check_truncation,
 )
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.erasure import ForgetReport
@@ -162,10 +160,10 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         continues = conversation_id is not None or replaces is not None
-        truncate = check_truncation(truncation, continues)
+        check_option("truncation", truncation)
         if continues:
             check_continuation(messages, template)
-        timeout = check_timeout(timeout)
+        check_option("timeout", timeout)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
         if not template and not isinstance(prompt, str):
@@ -185,7 +183,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             stop=stop,
             seed=seed,
         )
-        alternatives = check_top_logprobs(top_logprobs)
+        check_option("top_logprobs", top_logprobs)
         chat = request.ChatRequest(
             messages,
             sampling,
@@ -194,11 +192,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             timeout=timeout,
             revision=revision,
             template=template,
-            logprobs=logprobs or alternatives > 0,
-            top_logprobs=alternatives,
+            logprobs=logprobs or top_logprobs > 0,
+            top_logprobs=top_logprobs,
             conversation_id=conversation_id,
             replaces=None if replaced is None else replaced.id,
-            truncate=truncate,
+            truncate=truncation == "auto" or (truncation is None and continues),
         )
         return request.start_stream(self._services, self.id, chat, cancelled)
 
