@@ -223,10 +223,7 @@ class _Checks:
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
         with personalpeft.open(home, self._base, self._requested, read_only=missing) as runtime:
-            users, turns, after = 0, 0, None
-            while page := runtime.users(after=after, limit=1000):
-                users, after = users + len(page), page[-1].id
-                turns += sum(user.turns for user in page)
+            turns = [user.turns for user in runtime.iter_users()]
             problems = runtime.verify()
         if problems:
             raise Damaged(
@@ -237,7 +234,7 @@ class _Checks:
         encrypted = ", encrypted" if (home / ENCRYPTION).exists() else ""
         if self._settings.keys.passphrase and not encrypted:
             encrypted = ", not encrypted although PERSONALPEFT_PASSPHRASE is set"
-        return f"{home}{encrypted}, users: {users}, turns: {turns}, every digest is right"
+        return f"{home}{encrypted}, users: {len(turns)}, turns: {sum(turns)}, every digest is right"
 
     def _check_cache(self) -> str:
         cache = self._settings.cache

@@ -19,6 +19,7 @@ from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
+from personalpeft.settings import check_types
 from personalpeft.store.ledger import Ledger
 from personalpeft.types import (
     APP_SOURCE,
@@ -217,11 +218,7 @@ def training_payload(services: Services, user: str, train: bool | None) -> dict[
     """
     if train is None:
         train = services.allows_training(user)
-    if not isinstance(train, bool):
-        raise InvalidInput(
-            f"train must be True or False, got {train!a}.",
-            hint="Leave it out for the setting of the user.",
-        )
+    check_types("User.feedback", train=(train, bool))
     return {} if train else {TRAINS: False}
 
 

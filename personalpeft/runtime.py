@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
@@ -52,7 +52,7 @@ from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
-from personalpeft.settings import Observing, Serving, Settings
+from personalpeft.settings import Observing, Serving, Settings, check_choice
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
@@ -62,8 +62,6 @@ from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft.user import User
-
-_USERS_AT_ONCE = 500
 
 
 class Runtime(
@@ -94,15 +92,7 @@ class Runtime(
         observing: Observing = "off",
         train: bool = True,
     ) -> None:
-        if observing not in get_args(Observing):
-            raise InvalidInput(
-                f"observing must be one of {', '.join(get_args(Observing))}, got {observing!a}.",
-                hint="See personalpeft.open.",
-            )
-        if not isinstance(train, bool):
-            raise InvalidInput(
-                f"train must be True or False, got {train!a}.", hint="See personalpeft.open."
-            )
+        check_choice("observing", observing, Observing)
         self.settings = settings
         self._card = (
             find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
@@ -170,10 +160,7 @@ class Runtime(
 
     def iter_users(self) -> Iterator[UserSummary]:
         """Yield all users by id. Users may be made and forgotten meanwhile."""
-        after = None
-        while page := self.users(after=after, limit=_USERS_AT_ONCE):
-            yield from page
-            after = page[-1].id
+        return self._services.store.catalog.iter_users()
 
     def activity_summaries(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None

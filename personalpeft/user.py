@@ -69,6 +69,7 @@ from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
 from personalpeft.reproduction import RebuildReport, check_rebuild
 from personalpeft.services import Services
+from personalpeft.settings import check_types
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
     USER_SOURCE,
@@ -309,11 +310,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``retract`` with ``training_only`` withdraws them. ``summary`` shows it. Raises
         ``InvalidInput``.
         """
-        if not isinstance(allowed, bool):
-            raise InvalidInput(
-                f"allowed must be True or False, got {allowed!a}.",
-                hint="False: feedback acts in the prompt alone.",
-            )
+        check_types("User.set_training", allowed=(allowed, bool))
         self._services.store.catalog.set_training(self.id, allowed)
 
     def observe(
