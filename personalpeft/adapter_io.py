@@ -108,17 +108,7 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
 
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
-    """Return the adapter in a PEFT folder.
-
-    Args:
-        services: The wired parts, with the open base.
-        folder: The folder.
-        layer: The layer that it is to be.
-
-    Raises:
-        AdapterError: As for ``User.import_peft``.
-        InvalidId: ``layer`` is no name of a layer.
-    """
+    """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
     check_layer_name(layer)
     base, source = services.base, folder.expanduser().absolute()
     return import_peft(source, base.architecture, layer=layer, base=base.digest)

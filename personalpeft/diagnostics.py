@@ -62,7 +62,7 @@ def run_checks(
     load: bool = False,
     progress: Progress = lambda stage, done: None,
 ) -> tuple[CheckResult, ...]:
-    """Run all checks, the likeliest causes of faults first.
+    """Run all checks, the likeliest causes of faults first, and return the result of each.
 
     Args:
         home: The home folder, as for ``personalpeft.open``.
@@ -70,21 +70,13 @@ def run_checks(
         backend: The name of a backend.
         load: Whether to prepare and load the base too. Only then does anything change: the cache.
         progress: Called with a stage and the share of it that is done, 0 to 1.
-
-    Returns:
-        The result of each check.
     """
     checks = _Checks(resolve(home, os.environ), base, backend, progress)
     return tuple(_without_repeats(checks.run(load=load)))
 
 
 def run_check(name: str, check: Callable[[], str]) -> CheckResult:
-    """Run one check.
-
-    Args:
-        name: What it checks.
-        check: Returns what it found, or raises a ``PersonalPeftError``.
-    """
+    """Run one check, which returns what it found or raises a ``PersonalPeftError``."""
     try:
         return CheckResult(name, check())
     except PersonalPeftError as error:

@@ -185,15 +185,7 @@ class Serving:
 
 
 def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
-    """Check the types of arguments.
-
-    Args:
-        where: The function that has them, for the hint.
-        checked: By argument, its value and its type.
-
-    Raises:
-        InvalidInput: A value has another type.
-    """
+    """Raise ``InvalidInput`` unless each argument of a function, ``where``, has its type."""
     for name, (value, kind) in checked.items():
         if not isinstance(value, kind):
             kinds = get_args(kind) or (kind,)

@@ -303,12 +303,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         )
 
     def set_training(self, allowed: bool) -> None:
-        """Set whether layers may be trained on this user's feedback from now on.
+        """Set whether layers may be trained on this user's feedback from now on, by any program.
 
-        It is kept in the home, for all programs. ``train`` of one signal comes before it, and a
-        runtime with ``train=False`` trains on nothing by default. Earlier signals stay as they are;
-        ``retract`` with ``training_only`` withdraws them. ``summary`` shows it. Raises
-        ``InvalidInput``.
+        ``train`` of one signal comes before it, and a runtime with ``train=False`` trains on
+        nothing by default. Earlier signals stay as they are; ``retract`` with ``training_only``
+        withdraws them. ``summary`` shows it. Raises ``InvalidInput``.
         """
         check_types("User.set_training", allowed=(allowed, bool))
         self._services.store.catalog.set_training(self.id, allowed)
@@ -665,10 +664,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> RebuildReport:
         """Build a revision again from the ledger, and compare its digest. Changes nothing.
 
-        The inputs are its ledger entries as they were, its recipe, its base and seed, and the
-        revisions below it. On the same kind of processor, with the same versions of libraries, the
-        bytes are the same. Otherwise the report says how near they came. Imported and practiced
-        revisions cannot be built again. Takes as long as the learn did.
+        On the same kind of processor, with the same versions of libraries, the bytes are the same.
+        Otherwise the report says how near they came. Imported and practiced revisions cannot be
+        built again. Takes as long as the learn did.
 
         Args:
             revision: Its id or a unique prefix.
@@ -810,8 +808,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> tuple[ConversationSummary, ...]:
         """Return the conversations, the one with the newest turn first.
 
-        Returns at most ``limit``, after the conversation ``before`` in this order. Raises
-        ``NotFound`` for an unknown conversation, ``InvalidInput`` for a negative limit.
+        At most ``limit``, after the conversation ``before``. Raises ``NotFound`` for an unknown
+        conversation, ``InvalidInput`` for a negative limit.
         """
         return list_conversations(self._services.store, self.id, limit, before)
 

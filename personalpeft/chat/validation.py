@@ -140,16 +140,7 @@ def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
 def attach_tools(
     messages: tuple[Message, ...], tools: tuple[Tool, ...], must_call: bool | str = False
 ) -> tuple[Message, ...]:
-    """Return the messages with tools offered in the last one.
-
-    Args:
-        messages: The checked prompt.
-        tools: The checked tools.
-        must_call: As for ``User.chat``.
-
-    Raises:
-        InvalidInput: The tools cannot satisfy ``must_call``.
-    """
+    """Return the messages with tools offered in the last one. Raises as ``check_must_call``."""
     must_call = check_must_call(tools, must_call)
     if not tools:
         return messages
@@ -196,15 +187,7 @@ def check_sampling(
     stop: Sequence[str] = (),
     seed: int = 0,
 ) -> Sampling:
-    """Return the card's sampling with the given values in place.
-
-    Args:
-        default: The card's sampling.
-        temperature, top_p, max_tokens, stop, seed: As for ``User.chat``.
-
-    Raises:
-        InvalidInput: A value is wrong.
-    """
+    """Return the card's sampling with the given values in place. Raises ``InvalidInput``."""
     texts = (stop,) if isinstance(stop, str) else stop
     check_option("stop", texts)
     sampling = replace(
