@@ -210,6 +210,7 @@ def open(
         base=(base, str | Path),
         backend=(backend, str),
         read_only=(read_only, bool),
+        train=(train, bool),
         serving=(serving, Serving | None),
         vllm=(vllm, VllmServer | None),
         passphrase=(passphrase, str | None),
