@@ -222,11 +222,12 @@ class Plan:
     @property
     def inputs_digest(self) -> str:
         """Digest of everything that the build depends on. Its keys are stored in the digest."""
+        general = self.general_prompts
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
-                "generic": self.general_prompts.digest,
-                "ways": paraphrases_digest(),
+                "generic": general.digest,
+                "ways": paraphrases_digest(general.languages),
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.data_digest,

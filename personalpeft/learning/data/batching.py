@@ -159,7 +159,7 @@ class _EpochSampler(Generic[T]):
 
 def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
     """Return the question forms of each question that a fact is learned from."""
-    bank = QuestionBank(embedder)
+    bank = QuestionBank(embedder, plan.general_prompts.languages)
     facts = _facts(plan)
     judging = {normalize(lesson.messages[-1].content) for lesson in plan.holdout}
     found = {}

@@ -96,11 +96,11 @@ def fact_questions(
     return tuple(asked), _make_probe(asked[0])
 
 
-def paraphrases_digest() -> str:
-    """Return the digest of all templates and question forms, which decide what is trained on."""
+def paraphrases_digest(languages: tuple[str, ...]) -> str:
+    """Return the digest of templates and question forms, which decide what is trained on."""
     templates = (*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE)
     texts = [text for each in templates for text in (each.english, each.neutral)]
-    return canonical_digest([*texts, forms_digest()])
+    return canonical_digest([*texts, forms_digest(languages)])
 
 
 def question_templates(

@@ -75,6 +75,11 @@ class GeneralPrompts:
     templates: Mapping[str, tuple[str, ...]]
 
     @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages other than English."""
+        return tuple(self.templates)
+
+    @property
     def questions(self) -> tuple[str, ...]:
         """Those with one right answer."""
         return (*self.regularizer_prompts, *(probe.question for probe in self.probes))
