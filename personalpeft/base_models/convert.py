@@ -17,9 +17,9 @@ from personalpeft.base_models.files import MANIFEST, SINGLE
 from personalpeft.base_models.gguf.config import correct_config
 from personalpeft.base_models.gguf.describe import control_tokens
 from personalpeft.base_models.gguf.header import read_header
-from personalpeft.base_models.gguf.mapped import map_gguf
 from personalpeft.base_models.gguf.to_safetensors import unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
+from personalpeft.base_models.mapped_weights import map_gguf
 from personalpeft.base_models.types import RandomShape
 from personalpeft.types import Progress
 

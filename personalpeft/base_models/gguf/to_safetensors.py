@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers
 from personalpeft.base_models.gguf.tensor_names import ARCHITECTURES, GgufNames
-from personalpeft.base_models.mapped_weights import MappedWeights
+from personalpeft.base_models.mapped_weights import MappedTensor, MappedWeights, Numbers
 from personalpeft.errors import WeightsError
 
 # Numbers that are unpacked at a time.
