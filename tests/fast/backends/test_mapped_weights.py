@@ -33,8 +33,12 @@ from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.base_models.gguf.mapped import MappedTensor, map_gguf
-from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, MappedMatrix, map_weights
+from personalpeft.base_models.mapped_weights import (
+    MAPPED_FORMATS,
+    MappedTensor,
+    map_gguf,
+    map_weights,
+)
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -103,14 +107,14 @@ def test_the_kernel_unpacks_the_values_of_llama_cpp(
         # Every half number: finite, some of them subnormal.
         for offset in (208,) if block is BlockFormat.Q6_K else (0, 2):
             blocks[:, :, offset + 1] &= 0xBF
-    tensor = MappedTensor("x", block, (8, columns), data)
     ops, reference = CpuOps(shared_cache, dtype), Ops(torch.device("cpu"), dtype)
     for head in (0, 4):
+        tensor = MappedTensor("x", block, (8, columns), data, head)
         for rows, part in ((slice(0, 8), slice(0, 512)), (slice(3, 7), slice(256, 512))):
             shape = (rows.stop - rows.start, part.stop - part.start)
             found, expected = (torch.full(shape, 7.0, dtype=dtype) for _ in range(2))
-            ops.unpack(MappedMatrix(tensor, head), rows, part, found)
-            reference.unpack(MappedMatrix(tensor, head), rows, part, expected)
+            ops.unpack(tensor, rows, part, found)
+            reference.unpack(tensor, rows, part, expected)
             assert torch.equal(found, expected)
 
 
