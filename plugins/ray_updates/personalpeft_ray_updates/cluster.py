@@ -151,7 +151,7 @@ class Cluster:
             max_retries=self._resources.retries,
             max_calls=0,
             label_selector={_NODE_LABEL: f"!in({refused})"} if refused else {},
-        )(_learn_on_node)
+        )(learn_on_node)
         # In the object store of this node, so that the death of another loses no bundle.
         held = ray.put(list(bundles))
         return Task(name, learn.remote(held, self._base, self._backend, self._board, name))
@@ -254,7 +254,7 @@ class _Board:
         self._stopped = True
 
 
-def _learn_on_node(
+def learn_on_node(
     bundles: list[bytes], base: str, backend: str, board: Any, name: str
 ) -> dict[str, Any]:
     """The Ray task."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # such a call may exceed the first number, since a worker may take long to get free.
 _WORKERS = 16
 _MAX_WORKERS = 64
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Sampler:
@@ -141,7 +141,7 @@ class Sampler:
                 return self._futures.finish(call, outcome)
             except sqlite3.Error as error:
                 log.error("sampling: %s", format_origin(error))
-                if self._stopping.wait(_RETRY_SECONDS):
+                if self._stopping.wait(RETRY_SECONDS):
                     return None
 
     def _sample(self, call: QueuedCall, request: models.Sample) -> models.SampleResponse:

@@ -24,7 +24,7 @@ from personalpeft_tinker_server.sources import Sources
 from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
 
 # Runs with a call in the last minute, of clients that send heartbeats, that one owner may have.
-_MAX_RUNS = 16
+MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
 # Seconds without a heartbeat after which weights that a client saved without a name are deleted.
@@ -369,9 +369,9 @@ class Service:
             " or exists (select 1 from calls where run = runs.id and status = 'queued'))",
             *(owner, self._now() - SILENCE_SECONDS),
         )
-        if count["count"] >= _MAX_RUNS:
+        if count["count"] >= MAX_RUNS:
             raise QueueFull(
-                f"{_MAX_RUNS} runs of this token are in use.",
+                f"{MAX_RUNS} runs of this token are in use.",
                 hint="Leave one without calls for a minute, or end its client.",
                 retry_after=10.0,
             )

@@ -40,10 +40,10 @@ REFUSED = "refused"
 """The kind of a call that was refused when it was posted. Its body is the text of the error."""
 
 # Seconds between stores of a run's state. A restart executes the later calls again.
-_STORE_SECONDS = 30.0
+STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats and samples.
 _YIELD_SECONDS = 0.25
-_IDLE_SECONDS = 1.0
+IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
 # Seconds without a call after which a run leaves memory. Clients never say that they are done.
@@ -156,7 +156,7 @@ class Trainer:
                         self._drop(call.run)
                 with self._wake:
                     if not self._news and not self._stopping:
-                        self._wake.wait(_IDLE_SECONDS)
+                        self._wake.wait(IDLE_SECONDS)
                     self._news = False
         finally:
             for run in self._runs.values():
@@ -446,7 +446,7 @@ class Trainer:
         run = self._runs.get(call.run or "")
         if run is None or run.has_gradients:
             return
-        is_due = self._clock.timer() - run.stored >= _STORE_SECONDS
+        is_due = self._clock.timer() - run.stored >= STORE_SECONDS
         # What was loaded may be deleted, and could not be loaded again.
         if call.kind == "load_weights" or (call.kind == "optim_step" and is_due):
             self._store_state(run)

@@ -57,7 +57,7 @@ def test_a_run_continues_as_if_there_had_been_no_restart(
     start: Start, monkeypatch: pytest.MonkeyPatch, store_seconds: float
 ) -> None:
     """With a stored state after each step, and with all calls executed again."""
-    monkeypatch.setattr(training, "_STORE_SECONDS", store_seconds)
+    monkeypatch.setattr(training, "STORE_SECONDS", store_seconds)
     server = start()
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(6)
@@ -145,7 +145,7 @@ def test_a_pass_that_fails_in_the_server_leaves_nothing_behind(
 def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(training, "IDLE_SECONDS", 0.05)
     server = start()
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(4)
@@ -161,7 +161,7 @@ def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
 def test_a_sample_whose_result_cannot_be_stored_at_once_is_stored_later(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "RETRY_SECONDS", 0.05)
     server = start()
     session = server.session()
     failures = refuse_results(server, monkeypatch, 3)
@@ -243,7 +243,7 @@ def test_a_second_server_of_the_home_is_refused(start: Start) -> None:
 def test_runs_of_active_clients_are_limited_and_those_of_others_do_not_count(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_MAX_RUNS", 1)
+    monkeypatch.setattr(service, "MAX_RUNS", 1)
     server = start()
     client = server.client("ada")
     session = client.session()
@@ -262,7 +262,7 @@ def test_runs_of_active_clients_are_limited_and_those_of_others_do_not_count(
 def test_calls_beyond_the_queue_are_refused_and_may_be_repeated(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futures, "_MAX_QUEUED", 2)
+    monkeypatch.setattr(futures, "MAX_QUEUED", 2)
     run = start().session().run()
     step = {"model_id": run.id, "adam_params": {}}
     client = run.session.client

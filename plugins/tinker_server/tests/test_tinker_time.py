@@ -115,7 +115,7 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     timed: TinkerServer, moved: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep in one process never ends its runs, since no SDK does."""
-    monkeypatch.setattr(service, "_MAX_RUNS", 2)
+    monkeypatch.setattr(service, "MAX_RUNS", 2)
     session = timed.session()
     undisturbed = timed.session().run()
     expected = undisturbed.train(3)

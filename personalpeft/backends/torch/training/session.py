@@ -42,9 +42,9 @@ from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
 # (docs/explanation/learning.md).
-_PASS_TOKENS = 256
+PASS_TOKENS = 256
 # Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
-_FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
+FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
 class TorchSession:
@@ -248,7 +248,7 @@ def advance(
     parts = [_SessionTerms.of(session, own) for session, own in zip(sessions, terms, strict=True)]
     losses: list[float] = []
     sizes = [len(pack(part.continuations).tokens) for part in parts]
-    for group in split_by_size(sizes, _PASS_TOKENS):
+    for group in split_by_size(sizes, PASS_TOKENS):
         results = _run_pass(model, parts[group], backward=True, logprobs=False)
         for part, rate, (loss, _) in zip(parts[group], rates[group], results, strict=True):
             part.session.optim_step(part.session.default_params(rate))
@@ -287,7 +287,7 @@ def forward_backward(
         for term in own
     ]
     results: dict[TorchSession, list[ForwardResult]] = {session: [] for session in sessions}
-    limit = _FORWARD_TOKENS.get(model.where.device.type, _FORWARD_TOKENS["cpu"])
+    limit = FORWARD_TOKENS.get(model.where.device.type, FORWARD_TOKENS["cpu"])
     sizes = [len(pack(unit.continuations).tokens) for unit in units]
     for group in split_by_size(sizes, limit):
         # Units of one session are neighbours, so its part of a pass is one range of tokens.
