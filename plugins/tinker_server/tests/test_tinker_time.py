@@ -10,10 +10,7 @@ from tinker_makers import (
     BASE,
     TEXT,
     CallFailed,
-    Client,
     MovedClock,
-    Run,
-    Session,
     TinkerServer,
     datum,
     loss_of,
@@ -178,8 +175,7 @@ def test_a_missing_number_may_still_come_after_a_restart(
         later = run.submit("optim_step", run.seq + 2, adam_params={})
     moved.advance(HOUR)
     with open_server(tmp_path / "home", clock=clock) as opened:
-        client = Client(opened.app, run.session.client.secret)
         opened.extension.service.do_chores()
-        run = Run(Session(client, run.session.id), run.id, run.seq)
+        run = run.on(opened)
         run.forward_backward([datum(TEXT)])
-        assert client.result(later)["metrics"]
+        assert run.session.client.result(later)["metrics"]
