@@ -107,7 +107,7 @@ class TorchBackend(BatchBackend, TrainingPasses):
         self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)
         self.slots = slots or default_slots(base.architecture, where, rows)
         self._bank = LoRABank(base.architecture, self.slots, ops)
-        num_blocks = _num_blocks(self._model, self.rows)
+        num_blocks = default_num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
         graphs, recorded = _try_graphs(self._model, self._bank, kv_cache, record)
@@ -189,7 +189,7 @@ def _try_graphs(
     return (None if graphs.failure else graphs), graphs.description
 
 
-def _num_blocks(model: ModelRunner, rows: int) -> int:
+def default_num_blocks(model: ModelRunner, rows: int) -> int:
     """Return the number of cache blocks, as far as the memory allows.
 
     On a GPU each row may have the base's context. On a CPU one row may, and the others a part.

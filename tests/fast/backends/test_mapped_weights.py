@@ -28,6 +28,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, ModelShape, make_gguf_base, unpack_base
 
+from personalpeft.backends.torch import model_runner
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.lora_layers import group_projections
@@ -199,14 +200,17 @@ def test_blocks_computed_twice_give_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
     shared_cache: Path,
 ) -> None:
-    if kernels == "compiled kernels":
-        backend = torch_backend(make_base(), weights="mapped", cache=shared_cache)
-    else:
-        base = unpack_base(make_base(), TINY, tmp_path / "plain")
-        backend = TorchBackend(base, where=device_choice("float32"), weights="loaded")
+    base = make_base()
+    if kernels == "plain kernels":
+        base = unpack_base(base, TINY, tmp_path / "plain")
     found = set()
-    for most in (0, 1 << 30):
-        monkeypatch.setattr(backend._model, "_most_tokens", most)
+    for most in (0, 1 << 40):
+        monkeypatch.setattr(model_runner, "LOADED_ACTIVATIONS", most)
+        monkeypatch.setattr(model_runner, "MAPPED_ACTIVATIONS", most)
+        if kernels == "compiled kernels":
+            backend = torch_backend(base, weights="mapped", cache=shared_cache)
+        else:
+            backend = TorchBackend(base, where=device_choice("float32"), weights="loaded")
         session = backend.session(session_spec(backend))
         train(session, training_steps(backend, 3))
         found.add(bytes_of(session))

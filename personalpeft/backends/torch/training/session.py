@@ -43,9 +43,9 @@ from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
 # (docs/explanation/learning.md).
-_PASS_TOKENS = 256
+PASS_TOKENS = 256
 # Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
-_FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
+FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
 class TorchSession:
@@ -241,7 +241,7 @@ class TrainingPasses:
         parts = list(map(_SessionTerms.of, self._own(sessions), terms))
         losses: list[float] = []
         sizes = [len(pack(part.continuations).tokens) for part in parts]
-        for group in split_by_size(sizes, _PASS_TOKENS):
+        for group in split_by_size(sizes, PASS_TOKENS):
             losses += _step(self._model, parts[group], rates[group])
         return tuple(losses)
 
@@ -267,7 +267,7 @@ class TrainingPasses:
             for term in own
         ]
         results: dict[TorchSession, list[ForwardResult]] = {each: [] for each in own_sessions}
-        limit = _FORWARD_TOKENS.get(self._model.where.device.type, _FORWARD_TOKENS["cpu"])
+        limit = FORWARD_TOKENS.get(self._model.where.device.type, FORWARD_TOKENS["cpu"])
         sizes = [len(pack(unit.continuations).tokens) for unit in units]
         for group in split_by_size(sizes, limit):
             # Units of one session are neighbours, so its part of a pass is one range of tokens.
