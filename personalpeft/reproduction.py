@@ -25,7 +25,7 @@ from personalpeft.learning.candidate import (
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
-from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
+from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs
@@ -266,8 +266,10 @@ def _rebuild(
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    weights = train_alone(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
-    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
+    weights = train_alone(
+        services, plan, progress=progress, cancelled=cancelled, keeps_checkpoints=False
+    )
+    blob = pack(build_adapter(plan, weights))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
     report = RebuildReport(
