@@ -204,27 +204,17 @@ def sample_rollouts(
         )
         for task, number in order
     ]
-    texts = [""] * len(order)
-    tokens: list[tuple[int, ...]] = [()] * len(order)
-    ended = [False] * len(order)
-    replies = engine.stream(requests, cancelled=cancelled, paused=paused)
-    try:
-        for piece in replies:
-            if piece.finish == "cancelled":
-                raise Cancelled("Stopped while sampling; nothing has changed.", hint=RESUME_HINT)
-            texts[piece.index] += piece.text
-            tokens[piece.index] += piece.tokens
-            ended[piece.index] = piece.finish == "stop"
-    finally:
-        replies.close()
+    replies = engine.stream(requests, cancelled=cancelled, paused=paused).read()
+    if any(reply.finish == "cancelled" for reply in replies):
+        raise Cancelled("Stopped while sampling; nothing has changed.", hint=RESUME_HINT)
     rollouts = []
-    for index, (task, _) in enumerate(order):
-        # The model picked the end of turn too, but no piece carries it.
-        ending = engine.backend.end_of_turn if ended[index] else ()
-        reply = Continuation(replies.prompts[index], (*tokens[index], *ending))
-        length = len(tokens[index]) / sampling.max_tokens
-        rewards = verifier.verify(task, texts[index])
-        rollouts.append(Rollout(texts[index], reply, length, rewards))
+    for (task, _), reply in zip(order, replies, strict=True):
+        # The model picked the end of turn too, but no chunk carries it.
+        ending = engine.backend.end_of_turn if reply.finish == "stop" else ()
+        continuation = Continuation(reply.prompt, (*reply.tokens, *ending))
+        length = len(reply.tokens) / sampling.max_tokens
+        rewards = verifier.verify(task, reply.text)
+        rollouts.append(Rollout(reply.text, continuation, length, rewards))
     count = len(tasks)
     return tuple(RolloutGroup(task, tuple(rollouts[i::count])) for i, task in enumerate(tasks))
 
