@@ -133,15 +133,10 @@ def _continue_conversation(
             )
     conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
     history = conversation.messages(services.base.tool_format)
-    if any(message.role == "system" for message in chat.messages):
-        history = tuple(message for message in history if message.role != "system")
-    messages = (*history, *chat.messages)
-    system = [message for message in messages if message.role == "system"]
+    system = [m for m in chat.messages if m.role == "system"] or conversation.system
+    messages = [m for m in (*history, *chat.messages) if m.role != "system"]
     last = conversation.turns[-1].id if conversation.turns else None
-    return (
-        _Position(conversation.id, last),
-        (*system, *(message for message in messages if message.role != "system")),
-    )
+    return _Position(conversation.id, last), (*system, *messages)
 
 
 def _submit(
@@ -212,15 +207,7 @@ def stack_with_revision(
 ) -> Stack:
     """Return the stack that serves messages with another head in a layer, whatever its scope.
 
-    Args:
-        services: The wired parts.
-        user: The user.
-        messages: They select the other layers by their scopes.
-        layer: The layer of the other head.
-        head: The id of a revision, or None for none.
-
-    Raises:
-        NotFound, BaseMismatch: As ``stack_with_head``.
+    The messages select the other layers by their scopes. Raises as ``stack_with_head``.
     """
     stack = stack_with_head(services, user, layer, head)
     others = replace(stack, entries=tuple(e for e in stack.entries if e.layer != layer))
