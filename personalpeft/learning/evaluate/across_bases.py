@@ -191,10 +191,7 @@ def _answer(
         Request(user, each.messages, stacks[each.key], EXAMPLE_SAMPLING, background=True)
         for each in (question.lesson for question in questions[:MAX_EXAMPLES])
     ]
-    replies = side.services.completions.complete_for_users({user: requests}, cancelled=cancelled)
-    texts = replies[user]
-    if isinstance(texts, PersonalPeftError):
-        raise texts
+    texts = side.services.learning_engine.complete(requests, cancelled=cancelled)
     if cancelled():
         raise cancelled_error("before the verdict")
     return texts
