@@ -185,13 +185,9 @@ def _check_in_child(source: Path) -> Mapping[str, str]:
 def check_bytes(reader: Callable[[bytes], object], data: bytes, what: str) -> None:
     """Have a child with limits read an archive first that lies in no file.
 
-    Args:
-        reader: A function of a module, with the argument ``data``. It runs in a child of ``sandbox``.
-        data: The archive.
-        what: What messages call it.
-
-    Raises:
-        PersonalPeftError: What the reader raises, or ``PersonalFileError``.
+    ``reader`` is a function of a module with the argument ``data``. It runs in a child of
+    ``sandbox``. ``what`` is what messages call the archive. Raises what the reader raises, or
+    ``PersonalFileError``.
     """
     name = f"{reader.__module__}:{reader.__name__}"
     limits = _limits(len(data))
@@ -294,15 +290,8 @@ def check_adapters(
 ) -> None:
     """Check that packed adapters are valid, and of the bases and layers of their revisions.
 
-    Args:
-        revisions: Every revision that names one of them.
-        blobs: The packed adapters by digest.
-        base: The open base.
-        kind: The archive that they came in.
-
-    Raises:
-        AdapterError: An adapter is damaged, hostile or for another base.
-        PersonalFileError: An adapter belongs to another layer.
+    ``revisions`` are all that name one of them, and ``kind`` is the archive that they came in.
+    Raises ``AdapterError``, ``PersonalFileError``.
     """
     by_digest = {revision.digest: revision for revision in revisions}
     for digest, data in blobs.items():

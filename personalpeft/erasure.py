@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -41,7 +41,6 @@ from personalpeft.store.erasure_log import LoggedErasure, read_user_key
 from personalpeft.store.hash_chain import read_chain_head
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
-from personalpeft.store.types import UserSummary
 from personalpeft.types import Json, Progress
 
 _INCOMPLETE = (
@@ -187,29 +186,21 @@ def forget_user(
     store, at = services.store, services.clock.now()
     owned = sum(key.user == user for key in api_keys.list_keys())
 
-    def report(
-        summary: UserSummary, *, complete: bool, certificate: Certificate | None = None
-    ) -> ForgetUserReport:
-        return ForgetUserReport(
-            user=user,
-            at=at,
-            turns=summary.turns,
-            signals=summary.signals,
-            revisions=summary.revisions,
-            api_keys=owned,
-            complete=complete,
-            dry_run=dry_run,
-            certificate=certificate,
-        )
+    def count() -> ForgetUserReport:
+        summary = store.catalog.user(user)
+        counts = summary.turns, summary.signals, summary.revisions
+        return ForgetUserReport(user, at, *counts, owned, dry_run=dry_run)
 
     if dry_run:
-        return report(store.catalog.user(user), complete=True)
-    draft = CertificateDraft(services, user, "user", not_cancelled) if certificate else None
+        return count()
+    draft: CertificateDraft | None = None
+    if certificate:
+        draft = CertificateDraft(services, user, "user", progress, not_cancelled)
     with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
         if draft is not None:
-            draft.measure_user_before(progress)
+            draft.measure_user_before()
         with store.database.write_lock():
-            summary = store.catalog.user(user)
+            report = count()
             # Before the records go: after a kill in between, nothing would name the copies.
             unpublish()
             if unreachable := store.publications.folders(user):
@@ -228,8 +219,8 @@ def forget_user(
     complete = False
     with suppress(Busy, HomeError):
         complete = delete_pending_files(store, user)
-    signed = draft.finish_user(complete, progress) if draft is not None else None
-    return report(summary, complete=complete, certificate=signed)
+    signed = draft.finish_user(complete) if draft is not None else None
+    return replace(report, complete=complete, certificate=signed)
 
 
 def forget(
@@ -287,8 +278,8 @@ def forget(
             kind: ErasureKind = (
                 "conversation" if conversation else "layer" if target.layer else "item"
             )
-            draft = CertificateDraft(services, user, kind, cancelled)
-            draft.measure_before(plan, progress)
+            draft = CertificateDraft(services, user, kind, progress, cancelled)
+            draft.measure_before(plan)
         with store.database.write_lock():
             if head != read_chain_head(store.database, user):
                 # More was said meanwhile.
@@ -324,7 +315,7 @@ def forget(
             waiting[layer] = error.message
     signed = None
     if draft is not None:
-        signed = draft.finish(plan, erased, rebuilt, waiting, rebuild_again, progress)
+        signed = draft.finish(plan, erased, rebuilt, waiting, rebuild_again)
     return report(
         plan,
         reports=erased.reports,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -102,7 +102,7 @@ class RebaseReport(HasJson):
     questions: tuple[RebaseQuestion, ...] = ()
     margin: float = 0.0
     examples: tuple[Example, ...] = ()
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
 
     @property
     def verdict(self) -> Verdict | None:
@@ -191,7 +191,7 @@ def rebase(
             cancelled=cancelled,
         )
         is_moved = bool(stack.entries) and any(each.before != each.after for each in layers)
-        comparison, general = None, None
+        comparison = general = None
         if is_moved:
             services = old if is_open and not is_same else new
             held.enter_context(services.model.learning())
@@ -202,14 +202,14 @@ def rebase(
             comparison = compare_sides(
                 _side(services, live), side, user, lessons, cancelled=cancelled
             )
-            general = measure_general(side, user, cancelled=cancelled)
+            prompts = [lesson.messages[-1].content for some in lessons.values() for lesson in some]
+            general = measure_general(side, user, prompts, cancelled=cancelled)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
         )
         is_promoted = outcome is RebaseOutcome.PROMOTED
-        is_agreed = accept or (is_promoted and not compare_only)
-        is_live = is_moved and is_agreed
+        is_live = is_moved and (accept or (is_promoted and not compare_only))
         report = RebaseReport(
             user=user,
             at=clock.now(),
@@ -223,9 +223,9 @@ def rebase(
             against_bare_base=not is_open,
             layers=layers,
             examples=comparison.examples if comparison else (),
+            seconds=round(clock.timer() - began, 3),
             **_questions(comparison),
         )
-        report = replace(report, seconds=round(clock.timer() - began, 3))
         return _record(new, report, heads)
 
 

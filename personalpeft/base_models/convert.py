@@ -1,4 +1,4 @@
-"""Make a folder with a model from GGUF files or a seed.
+"""Make a folder with a model from a seed, or with the config and tokenizer of a GGUF file.
 
 Invariant: the same source gives the same weights and tokens. ``RECIPE`` is a part of the digest of
 every such base: a home refuses the adapters of another one. So raise it only if the weights or tokens
@@ -7,19 +7,15 @@ of usual files change. Raise ``inspect.FACTS`` for anything else, which makes th
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import MANIFEST, SINGLE
 from personalpeft.base_models.gguf.config import correct_config
 from personalpeft.base_models.gguf.describe import control_tokens
 from personalpeft.base_models.gguf.header import read_header
-from personalpeft.base_models.gguf.mapped import map_gguf
-from personalpeft.base_models.gguf.to_safetensors import unpack_weights
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
+from personalpeft.base_models.mapped_weights import map_gguf
 from personalpeft.base_models.types import RandomShape
 from personalpeft.types import Progress
 
@@ -64,37 +60,6 @@ def write_gguf_config(file: Path, into: Path, report: Progress) -> Path:
     config.dtype = torch.bfloat16
     config.save_pretrained(str(into))
     GenerationConfig.from_model_config(config).save_pretrained(str(into))
-    return into
-
-
-def unpack_gguf(file: Path, config: Path, into: Path, report: Progress, *, full: bool) -> Path:
-    """Dequantise a GGUF file to safetensors beside its config, tokenizer and template.
-
-    Args:
-        file: The file.
-        config: The folder that ``write_gguf_config`` wrote.
-        into: An empty folder.
-        report: Called with the stage and its progress, 0 to 1.
-        full: Whether to write float32 instead of bfloat16.
-
-    Returns:
-        The new folder.
-
-    Raises:
-        WeightsError: The architecture is not supported, or a weight does not fit it.
-    """
-    from transformers import AutoConfig
-
-    for each in config.iterdir():
-        if each.name != MANIFEST:
-            shutil.copyfile(each, into / each.name)
-    unpack_weights(
-        AutoConfig.from_pretrained(str(config), local_files_only=True),
-        map_gguf(file),
-        into / SINGLE,
-        partial(report, "Unpacking the weights"),
-        full=full,
-    )
     return into
 
 

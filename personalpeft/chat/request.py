@@ -15,7 +15,6 @@ from personalpeft.chat.conversation import (
 )
 from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.chat.reply import Reply, Stream
-from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
@@ -134,15 +133,10 @@ def _continue_conversation(
             )
     conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
     history = conversation.messages(services.base.tool_format)
-    if any(message.role == "system" for message in chat.messages):
-        history = tuple(message for message in history if message.role != "system")
-    messages = (*history, *chat.messages)
-    system = [message for message in messages if message.role == "system"]
+    system = [m for m in chat.messages if m.role == "system"] or conversation.system
+    messages = [m for m in (*history, *chat.messages) if m.role != "system"]
     last = conversation.turns[-1].id if conversation.turns else None
-    return (
-        _Position(conversation.id, last),
-        (*system, *(message for message in messages if message.role != "system")),
-    )
+    return _Position(conversation.id, last), (*system, *messages)
 
 
 def _submit(
@@ -200,7 +194,8 @@ def _record_implicit_feedback(
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` if the base's chat template would drop the tools in the messages."""
-    if uses_tools(messages) and services.base.tool_format is ToolFormat.NONE:
+    uses_tools = any(each.tools or each.tool_calls or each.role == "tool" for each in messages)
+    if uses_tools and services.base.tool_format is ToolFormat.NONE:
         raise InvalidInput(
             "The chat template of this base does not support tools.",
             hint="Leave tools out, or open a base that supports them.",
@@ -212,15 +207,7 @@ def stack_with_revision(
 ) -> Stack:
     """Return the stack that serves messages with another head in a layer, whatever its scope.
 
-    Args:
-        services: The wired parts.
-        user: The user.
-        messages: They select the other layers by their scopes.
-        layer: The layer of the other head.
-        head: The id of a revision, or None for none.
-
-    Raises:
-        NotFound, BaseMismatch: As ``stack_with_head``.
+    The messages select the other layers by their scopes. Raises as ``stack_with_head``.
     """
     stack = stack_with_head(services, user, layer, head)
     others = replace(stack, entries=tuple(e for e in stack.entries if e.layer != layer))

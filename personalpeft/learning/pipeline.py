@@ -27,7 +27,6 @@ from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
-from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
@@ -249,10 +248,11 @@ class TrainingPipeline:
         plan, store = candidate.plan, self.services.store
         history = read_history(store, plan.user, plan.layer, plan.live)
         decided = {key.partition("/")[0] for key in history.decided_items}
+        general = plan.general_prompts
         base_completions = self.services.completions.complete_with_base(
             plan.user,
             plan.live.base,
-            [probe.question for probe in load_general_prompts().probes],
+            [probe.question for probe in general.probes],
             cancelled=self.options.cancelled,
         )
         if self.options.cancelled():
@@ -263,6 +263,7 @@ class TrainingPipeline:
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
             base_completions=base_completions,
+            general=general,
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.

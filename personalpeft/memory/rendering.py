@@ -31,6 +31,9 @@ _RULES_HEADING = "The user asked earlier, in their own words:"
 # before the question 47 and 44.
 _FACT_HEADING = "I said:"
 
+ENGLISH = "en"
+"""As the codes of ISO 639."""
+
 
 @dataclass(frozen=True, slots=True)
 class FewShotExample:
@@ -45,12 +48,12 @@ class FewShotExample:
 class PromptItems:
     """The texts of rules and of facts that are added to a prompt, in order.
 
-    ``demonstrated``: whether facts come with demonstrations, which need some 200 tokens.
+    ``language``: that of the demonstrations that facts come with, some 200 tokens; None without.
     """
 
     rules: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
-    demonstrated: bool = True
+    language: str | None = ENGLISH
 
     @property
     def added_text(self) -> str:
@@ -65,7 +68,7 @@ class PromptItems:
     def _demonstrations(self) -> tuple[Message, ...]:
         # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
         # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).
-        return _demonstration_turns() if self.demonstrated and not self.rules else ()
+        return _demonstration_turns(self.language) if self.language and not self.rules else ()
 
     def add_to(self, messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
         """Return the messages with the items.
@@ -86,16 +89,18 @@ def quote_line(text: str) -> str:
 
 
 @cache
-def load_demonstrations() -> tuple[FewShotExample, ...]:
-    """Return the demonstrations of the package."""
+def load_demonstrations(language: str) -> tuple[FewShotExample, ...]:
+    """Return the demonstrations in a language, none if it has none."""
     text = (resources.files(__package__) / "demonstrations.toml").read_text("utf-8")
-    return tuple(FewShotExample(**each) for each in tomllib.loads(text)["demonstrations"])
+    return tuple(FewShotExample(**each) for each in tomllib.loads(text).get(language, ()))
 
 
-def _demonstration_turns() -> tuple[Message, ...]:
+@cache
+def _demonstration_turns(language: str) -> tuple[Message, ...]:
+    # A base follows the language of demonstrations more than that of the question.
     return tuple(
         message
-        for each in load_demonstrations()
+        for each in load_demonstrations(language)
         for message in (
             Message("user", _before_question(_facts_block([each.fact]), each.question)),
             Message("assistant", each.answer),

@@ -76,14 +76,9 @@ class Blobs:
     def replace_keys(self, user: str, former: Collection[str]) -> None:
         """Wrap the keys of a user's files anew, with the user's present data key.
 
-        Call it under the write lock. After a kill it can be called again.
-
-        Args:
-            user: The user.
-            former: The ids of the data keys that no file is to need any more, hex.
-
-        Raises:
-            HomeError: A file cannot be written. Each file opens with its former key or the new one.
+        Afterwards no file needs the data keys with the ids ``former``, hex. Call it under the write
+        lock. After a kill it can be called again. Raises ``HomeError``; then each file opens with
+        its former key or the new one.
         """
         sql = "select distinct digest from revision where user = ? order by digest"
         digests = [row["digest"] for row in self._database.fetch_all(sql, user)]

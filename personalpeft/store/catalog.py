@@ -7,15 +7,16 @@ last move. A signal that is held out for a layer is never trained on in that lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
+from personalpeft.settings import check_choice
 from personalpeft.store import rows
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all
@@ -23,6 +24,7 @@ from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
+    append_and_apply,
     check_revision,
     judgement_entries,
     read_build_record,
@@ -64,6 +66,7 @@ where j.seq = (select max(seq) from judgement where user = r.user and revision =
     and r.user = ?
 """
 
+_USERS_AT_ONCE = 500
 # A skill that was taught can be given a scope before it is built.
 _ADD_TAUGHT_LAYER = """
 insert into layer (user, name, born)
@@ -119,6 +122,13 @@ class Catalog:
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         found = self._database.fetch_all(sql, start, search, limit)
         return tuple(map(rows.decode_summary, found))
+
+    def iter_users(self) -> Iterator[UserSummary]:
+        """Yield all users by id. Users may be made and forgotten meanwhile."""
+        after = None
+        while page := self.users(after=after, limit=_USERS_AT_ONCE):
+            yield from page
+            after = page[-1].id
 
     def user(self, user: str) -> UserSummary:
         """Return one user's summary. Raises ``NotFound``."""
@@ -300,7 +310,7 @@ class Catalog:
             }
             for revision, report in judged:
                 resolve_id(db, "revision", user, revision.id, layer=revision.layer)
-                append_entries(db, user, judgement_entries(revision, report, at))
+                append_and_apply(db, user, judgement_entries(revision, report, at))
             for layer, to in targets.items():
                 record_move(db, HeadMove(user, layer, read_head(db, user, layer), to, cause, at))
             return True
@@ -312,16 +322,9 @@ class Catalog:
         return tuple(map(rows.decode_move, self._fetch(sql, user, layer=layer)))
 
     def set_weight(self, user: str, layer: str, weight: float) -> None:
-        """Set how strongly a layer is added.
+        """Set how strongly a layer is added, from -2 to 2. 1 adds it as trained.
 
-        Args:
-            user: The user's id.
-            layer: The layer's name.
-            weight: From -2 to 2; 1 adds the layer as trained.
-
-        Raises:
-            NotFound: The user does not have the layer.
-            InvalidInput: The weight is out of bounds.
+        Raises ``NotFound``, ``InvalidInput``.
         """
         if not is_number(weight) or not -2 <= weight <= 2:
             raise InvalidInput(
@@ -331,22 +334,12 @@ class Catalog:
         self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
-        """Set when a layer is attached. The default is "always" for the style, else "near".
+        """Set when a layer is attached: "always" (the style's default), "near" (that of others) or
+        "never".
 
-        Args:
-            user: The user's id.
-            layer: The layer's name.
-            scope: "always", "near" or "never".
-
-        Raises:
-            NotFound: The user has neither built nor taught the layer.
-            InvalidInput: The scope is none of these.
+        Raises ``InvalidInput``, and ``NotFound`` for a layer that was neither built nor taught.
         """
-        if scope not in get_args(Scope):
-            known = ", ".join(get_args(Scope))
-            raise InvalidInput(
-                f"The scope must be one of {known}, got {scope!a}.", hint="Give one of these."
-            )
+        check_choice("scope", scope, Scope)
         with self._database.write_transaction() as db:
             db.execute(_ADD_TAUGHT_LAYER, [user, layer])
         self._update_layer(user, layer, "scope", scope)
@@ -370,16 +363,10 @@ class Catalog:
     def add_vectors(
         self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]
     ) -> None:
-        """Cache embeddings of signals, in place of earlier ones.
+        """Cache embeddings of signals, one vector ``[size]`` each, in place of earlier ones.
 
-        Args:
-            user: The user's id.
-            embedder: The name of the model that embedded them.
-            vectors: One vector ``[size]`` for each signal.
-
-        Raises:
-            NotFound: The user does not have a signal.
-            InvalidInput: A vector is empty, not finite, or has another shape.
+        Raises ``NotFound`` for a signal, and ``InvalidInput`` for a vector that is empty, not
+        finite, or has another shape.
         """
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():

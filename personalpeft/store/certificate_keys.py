@@ -38,15 +38,7 @@ class CertificateKeys:
 
 
 def load_certificate_keys(store: Store) -> CertificateKeys:
-    """Return the keys of a home, made on first use.
-
-    Args:
-        store: The open home.
-
-    Raises:
-        Damaged: The file cannot be read as keys.
-        HomeError: It cannot be written.
-    """
+    """Return the keys of a home, made on first use. Raises ``Damaged``, ``HomeError``."""
     home, cipher = store.home, store.cipher
     path = home / CERTIFICATE_KEYS
     if not path.exists():

@@ -276,14 +276,7 @@ def has_table(db: sqlite3.Connection, name: str) -> bool:
 def insert_rows(
     db: sqlite3.Connection, table: str, columns: Sequence[str], values: Iterable[Sequence[Any]]
 ) -> None:
-    """Insert rows into an existing table.
-
-    Args:
-        db: A connection in a write transaction.
-        table: The table.
-        columns: The columns that are given.
-        values: One value a column, for each row.
-    """
+    """Insert rows into a table, each with one value a column."""
     marks = ", ".join("?" * len(columns))
     db.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", values)
 

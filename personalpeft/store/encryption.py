@@ -282,13 +282,9 @@ class FileCipher:
         return [row["id"] for row in found]
 
     def replace_recipient(self, stored: bytes, former: Collection[str], new: DataKey) -> bytes:
-        """Return a file that a new key opens in place of former ones. Its content is not encrypted
-        again. A file that none of them opens is returned unchanged.
+        """Return a file that a new key opens in place of former ones, given by their ids, hex.
 
-        Args:
-            stored: The bytes of the file.
-            former: The ids of keys of this home, hex.
-            new: The new key.
+        Its content is not encrypted again. A file that none of them opens is returned unchanged.
         """
         heads, body = _split(stored)
         for key_id, wrapped in heads:
@@ -309,14 +305,9 @@ class FileCipher:
         return _join(heads, *self._encrypt(file_key, data, name.encode()))
 
     def decrypt(self, stored: bytes, name: str) -> bytes:
-        """Return the content of a file.
+        """Return the content of a file from its bytes on disk.
 
-        Args:
-            stored: The bytes on disk.
-            name: The name that it was encrypted with.
-
-        Raises:
-            Damaged: It was changed, or its key was destroyed.
+        Raises ``Damaged`` if it or its name was changed, or its key was destroyed.
         """
         if self._keys is None:
             return stored

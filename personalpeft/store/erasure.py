@@ -45,16 +45,8 @@ _IN_LIST = "in (select value from json_each(?))"
 def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
     """Erase some items of a user. After a kill, the next opening deletes the files.
 
-    Args:
-        store: The open home. The caller took its write lock before it planned the erasure, so
-            nothing was added since.
-        user: The user.
-        erasure: What to erase.
-
-    Raises:
-        NotFound: There is no such user.
-        Busy: Another writer does not finish in time.
-        HomeError: The home cannot be written.
+    The caller took the write lock before it planned the erasure, so nothing was added since. Raises
+    ``NotFound``, ``Busy``, ``HomeError``.
     """
     with store.database.write_lock():
         keys: list[str] = []
@@ -99,16 +91,10 @@ def erase_user(store: Store, user: str) -> None:
 
 
 def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = True) -> bool:
-    """Delete the files that erasures listed, and clear the database's journal.
+    """Delete the files that erasures of a user listed, or all did, and clear the journal.
 
-    Args:
-        store: The open home.
-        user: The user whose files are deleted; None for those of all.
-        wait: Whether to wait for a reader of an earlier moment, who keeps the journal from being
-            cleared.
-
-    Returns:
-        Whether nothing is left.
+    Return whether nothing is left. ``wait``: whether to wait for a reader of an earlier moment, who
+    keeps the journal from being cleared.
     """
     if not _read_pending(store, user):
         return True

@@ -47,16 +47,9 @@ def collect_garbage(
     dry_run: bool = False,
     progress: Callable[[float], None] = lambda done: None,
 ) -> GarbageReport:
-    """Delete what nothing needs, beside readers and writers.
+    """Delete what nothing needs, beside readers and writers; with ``dry_run`` only count it.
 
-    Args:
-        store: The open home.
-        dry_run: Only count it.
-        progress: Called with the share that is done, 0 to 1.
-
-    Raises:
-        HomeError: The home cannot be written.
-        Busy: Another writer does not finish in time.
+    ``progress`` is called with the share that is done, 0 to 1. Raises ``HomeError``, ``Busy``.
     """
     if store.read_only and not dry_run:
         raise read_only_error(store.home)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from personalpeft.ids import check_user_id
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one, has_table, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.rows import COLUMNS, EntryKind, format_time, unicode_error
+from personalpeft.store.rows import COLUMNS, TOMBSTONE, EntryKind, format_time, unicode_error
 from personalpeft.types import canonical_digest
 
 GENESIS = ""
@@ -25,23 +25,17 @@ GENESIS = ""
 
 
 class NewEntry(NamedTuple):
-    """A row to append. ``table`` is its table, by default the table of its kind."""
+    """A row to append. In place of an erased row it is the tombstone."""
 
     kind: EntryKind
     content: Row
-    table: str = ""
+    is_erased: bool = False
 
 
 def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry]) -> None:
-    """Append rows as a user's next entries.
+    """Append rows, given without user and number, as a user's next entries.
 
-    Args:
-        db: A connection in a write transaction.
-        user: An existing user.
-        entries: The rows in order, without user and number.
-
-    Raises:
-        InvalidInput: A text is not valid Unicode.
+    Raises ``InvalidInput`` for a text that is not valid Unicode.
     """
     tail = fetch_one(db, "select entries, chain from user where id = ?", user)
     if tail is None:
@@ -49,8 +43,8 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
     seq, chain = tail["entries"], tail["chain"]
     links: list[list[Any]] = []
     contents: dict[str, list[list[Any]]] = {}
-    for kind, content, other_table in entries:
-        seq, table = seq + 1, other_table or kind
+    for kind, content, is_erased in entries:
+        seq, table = seq + 1, TOMBSTONE if is_erased else kind
         try:
             digest = row_digest(table, {"user": user, "seq": seq, **content})
         except UnicodeEncodeError as error:
@@ -67,13 +61,7 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
 
 
 def read_contents(db: sqlite3.Connection, user: str, after: int = 0) -> Iterator[tuple[str, Row]]:
-    """Yield the chained rows of a user, each with its table.
-
-    Args:
-        db: The connection.
-        user: The user.
-        after: Only rows with a greater number of their entry.
-    """
+    """Yield the chained rows of a user after the entry of a number, each with its table."""
     # A home of an earlier version that is open for reading may have no tombstones.
     for table in (name for name in COLUMNS if has_table(db, name)):
         sql = f"select * from {table} where user = ? and seq > ?"
@@ -95,27 +83,11 @@ def row_digest(table: str, row: Row) -> str:
 
 
 def chain_digest(before: str, seq: int, kind: str, digest: str) -> str:
-    """Return the chain value of an entry.
-
-    Args:
-        before: The chain value of the entry before.
-        seq: The number of the entry.
-        kind: Its kind.
-        digest: The digest of its row.
-    """
+    """Return the chain value of an entry from the one before, its number, kind and row's digest."""
     return canonical_digest([before, seq, kind, digest])
 
 
 def create_user(db: sqlite3.Connection, user: str, at: datetime) -> None:
-    """Create a user unless it exists.
-
-    Args:
-        db: A connection in a write transaction.
-        user: The id.
-        at: The time.
-
-    Raises:
-        InvalidId: The id is invalid.
-    """
+    """Create a user unless it exists. Raises ``InvalidId``."""
     sql = "insert into user (id, since) values (?, ?) on conflict do nothing"
     db.execute(sql, [check_user_id(user), format_time(at)])

@@ -33,16 +33,7 @@ def resolve_user(db: sqlite3.Connection, user: str) -> str:
 
 
 def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
-    """Return the layer's name.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        layer: The exact name.
-
-    Raises:
-        NotFound: The user does not have it; the hint names the nearest.
-    """
+    """Return the layer's name. Raises ``NotFound`` with the nearest in the hint."""
     resolve_user(db, user)
     _check_text(layer, "layer")
     names = _ids(db, "select name as id from layer where user = ?", user)

@@ -199,13 +199,7 @@ class Ledger:
     def continued(
         self, user: str, turns: Collection[str], *, until: int | None = None
     ) -> frozenset[str]:
-        """Return which of some turns another turn continues.
-
-        Args:
-            user: The user's id.
-            turns: Their ids.
-            until: As for ``signals``.
-        """
+        """Return which of some turns another turn continues. ``until`` is as for ``signals``."""
         sql = "select distinct previous from turn where user = ? and previous in "
         sql += f"(select value from json_each(?)){_older_than('seq', until)}"
         wanted = rows.to_json(sorted(turns), what="list of turns")

@@ -123,16 +123,7 @@ def open_database(path: Path, key: str | None) -> sqlite3.Connection:
 
 
 def write_file(path: Path, data: bytes, cipher: FileCipher) -> None:
-    """Write a file of a plugin, encrypted in an encrypted home.
-
-    Args:
-        path: The file.
-        data: Its content.
-        cipher: The home's cipher.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file of a plugin, encrypted in an encrypted home. Raises ``OSError``."""
     host.replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
 
 

@@ -34,12 +34,9 @@ class Publications:
         return tuple(row["folder"] for row in self._database.fetch_all(sql, user))
 
     def set_current(self, user: str, folder: str, digest: str | None) -> None:
-        """Record the stack of a user in a folder. The one before becomes a former one.
+        """Record the stack of a user in a folder, None if nothing of the user lies there.
 
-        Args:
-            user: The user.
-            folder: The path of the folder.
-            digest: The stack's digest, or None if nothing of the user lies there.
+        The one before becomes a former one.
         """
         sql = "select digest from publication where user = ? and folder = ? and is_current = 1"
         current = self._database.fetch_one(sql, user, folder)

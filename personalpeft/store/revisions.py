@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -93,24 +93,38 @@ def record_revision(
     entries = [] if known else [NewEntry("revision", row)]
     entries += judgement_entries(revision, report, at)
     before = read_head(db, user, layer)
-    moves = promote and before != revision.id
-    if moves:
+    if promote and before != revision.id:
         move = HeadMove(user, layer, before, revision.id, cause, at)
         entries.append(NewEntry("move", rows.encode("move", move)))
+    append_and_apply(db, user, entries)
+
+
+def append_and_apply(db: sqlite3.Connection, user: str, entries: Sequence[NewEntry]) -> None:
+    """Append entries, and set what follows from them: the roles of signals, and the heads.
+
+    A signal keeps its first role in a revision: the file was trained on it, or it was not. The
+    layers must exist.
+    """
     append_entries(db, user, entries)
-    record_roles(db, user, layer, revision.id, revision.signals)
-    if moves:
-        set_head(db, user, layer, revision.id)
+    for entry in entries:
+        if entry.kind == "judgement" and not entry.is_erased:
+            _record_roles(db, user, entry.content)
+        elif entry.kind == "move" and not entry.is_erased:
+            set_head(db, user, entry.content["layer"], entry.content["after"])
+
+
+def _record_roles(db: sqlite3.Connection, user: str, judgement: Row) -> None:
+    revision, roles = judgement["revision"], rows.decode_roles(judgement["signals"])
+    db.executemany(
+        "insert into provenance (user, revision, signal, layer, role)"
+        " select user, id, ?, layer, ? from revision where user = ? and id = ?"
+        " on conflict do nothing",
+        [(signal, role, user, revision) for signal, role in roles.items()],
+    )
 
 
 def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
-    """Create a layer of a user unless it exists.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The layer.
-    """
+    """Create a layer of a user unless it exists."""
     db.execute(
         "insert into layer (user, name, born)"
         " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
@@ -118,54 +132,20 @@ def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
     )
 
 
-def record_roles(
-    db: sqlite3.Connection, user: str, layer: str, revision: str, roles: Mapping[str, str]
-) -> None:
-    """Record the role of each signal in a revision.
-
-    A signal keeps its first role: the file was trained on it, or it was not.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The revision's layer.
-        revision: The revision.
-        roles: The role by signal.
-    """
-    db.executemany(
-        "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
-        " on conflict do nothing",
-        [(user, revision, signal, layer, role) for signal, role in roles.items()],
-    )
-
-
 def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
     """Record a move and set the head. A move to the present head is not recorded."""
     if move.before != move.after:
-        append_entries(db, move.user, [NewEntry("move", rows.encode("move", move))])
-        set_head(db, move.user, move.layer, move.after)
+        append_and_apply(db, move.user, [NewEntry("move", rows.encode("move", move))])
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
-    """Return the head of a layer, or None for a layer that does not exist yet.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        layer: The layer's name.
-    """
+    """Return the head of a layer, or None for a layer that does not exist yet."""
     row = fetch_one(db, "select head from layer where user = ? and name = ?", user, layer)
     return row["head"] if row is not None else None
 
 
 def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
-    """Return the signals that are held out for a layer, oldest first.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        layer: The layer's name.
-    """
+    """Return the signals that are held out for a layer, oldest first."""
     held_out = fetch_all(
         db,
         "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
@@ -177,13 +157,7 @@ def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ..
 
 
 def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> BuildRecord:
-    """Return what is recorded of a build beside its revision.
-
-    Args:
-        db: A connection in a transaction.
-        user: The owner.
-        revision: The full id of an existing revision.
-    """
+    """Return what is recorded of a build beside its revision, by its full id."""
     sql = "select seq, at, seconds, recipe from revision where user = ? and id = ?"
     (built,) = fetch_all(db, sql, user, revision)
     sql = "select revision, signals from judgement where user = ? and revision = ? order by seq"
@@ -231,14 +205,7 @@ def judgement_entries(revision: Revision, report: Json, at: datetime) -> list[Ne
 
 
 def set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
-    """Set the head of a layer, without a move.
-
-    Args:
-        db: A connection in a transaction.
-        user: The user.
-        layer: The layer.
-        head: The revision; None for none.
-    """
+    """Set the head of a layer, without a move."""
     db.execute("update layer set head = ? where user = ? and name = ?", [head, user, layer])
 
 

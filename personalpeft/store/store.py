@@ -62,16 +62,9 @@ class Store:
             raise read_only_error(self.home)
 
     def save_session(self, user: str, layer: str, data: bytes) -> None:
-        """Save what a running learn needs to resume, in place of its last state.
+        """Save what a running learn of a layer needs to resume, in place of its last state.
 
-        Args:
-            user: The user.
-            layer: The layer that is trained.
-            data: The state.
-
-        Raises:
-            InvalidId: The user or layer is invalid.
-            HomeError: It cannot be written.
+        Raises ``InvalidId``, ``HomeError``.
         """
         path = self._session_path(user, layer)
         self.check_writable()

@@ -30,7 +30,7 @@ from personalpeft.store.hash_chain import (
     row_digest,
 )
 from personalpeft.store.id_lookup import resolve_user
-from personalpeft.store.revisions import first_roles
+from personalpeft.store.revisions import append_and_apply, first_roles
 from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column, EntryKind
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Turn, canonical_json
@@ -93,13 +93,7 @@ def read_user(store: Store, user: str) -> UserExport:
 
 
 def read_entries(db: sqlite3.Connection, user: str, after: int = 0) -> list[Entry]:
-    """Return the entries of a user after a number, in order. Raises ``Damaged``.
-
-    Args:
-        db: A connection in a transaction.
-        user: An existing user.
-        after: The number of the last entry that is left out.
-    """
+    """Return the entries of a user after the entry of a number, in order. Raises ``Damaged``."""
     contents: dict[int, tuple[str, Row]] = {}
     for table, row in read_contents(db, user, after):
         del row["user"]
@@ -135,14 +129,7 @@ def check_export(export: UserExport) -> tuple[Revision, ...]:
 def check_chain(user: str, entries: Iterable[Entry], seq: int, chain: str) -> str:
     """Check numbers, columns and digests of entries, and return the chain value of the last.
 
-    Args:
-        user: The owner.
-        entries: The entries in order.
-        seq: The number of the entry before them.
-        chain: The chain value of that entry.
-
-    Raises:
-        PersonalFileError: An entry is invalid.
+    ``seq`` and ``chain`` are of the entry before them. Raises ``PersonalFileError``.
     """
     for number, entry in enumerate(entries, seq + 1):
         if entry.seq != number or entry.kind not in KINDS:
@@ -212,17 +199,8 @@ def _insert_rows(
     db.execute("update user set trains = ? where id = ?", (int(export.trains), user))
     layers = [(user, r["name"], r["born"], r["weight"], r["scope"]) for r in export.layers]
     insert_rows(db, "layer", ("user", "name", "born", "weight", "scope"), layers)
-    entries = (NewEntry(entry.kind, entry.content, entry.table) for entry in export.entries)
-    append_entries(db, user, entries)
-    layer_of = {row["id"]: row["layer"] for row in export.contents("revision")}
-    provenance = [
-        (user, revision, signal, layer_of.get(revision, ""), role)
-        for revision, signals in first_roles(export.contents("judgement")).items()
-        for signal, role in signals.items()
-    ]
-    insert_rows(db, "provenance", ("user", "revision", "signal", "layer", "role"), provenance)
-    heads = [(row["head"], user, row["name"]) for row in export.layers]
-    db.executemany("update layer set head = ? where user = ? and name = ?", heads)
+    entries = [NewEntry(entry.kind, entry.content, entry.forgotten) for entry in export.entries]
+    append_and_apply(db, user, entries)
     if reason_prefix is None:
         return
     judgements = (
@@ -237,14 +215,8 @@ def decode_revisions(
 ) -> tuple[Revision, ...]:
     """Return revisions with their last judgement and first roles, after checking nested values.
 
-    Args:
-        user: The owner.
-        revisions: The rows of the revisions.
-        judgements: The rows of all their judgements, in order.
-
-    Raises:
-        KeyError: A revision has no judgement.
-        ValueError: A value is invalid.
+    ``judgements`` are all of theirs, in order. Raises ``KeyError`` for a revision without one, and
+    ``ValueError`` for an invalid value.
     """
     newest = {row["revision"]: row for row in judgements}
     roles = first_roles(judgements)

@@ -202,6 +202,11 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
     if kind is ProductKind.TRANSPOSED:
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else x @ transposed + bias, weight
+    return make_packed_product(weight, bias)
+
+
+def make_packed_product(weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+    """Return a product with weights in oneDNN's own order, and these weights."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda x: multiply(x, packed, bias, "none", [], ""), packed

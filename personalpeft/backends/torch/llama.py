@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from personalpeft.backends.torch.kv_cache import paged_attention_forward
-from personalpeft.base_models.files import weight_files
+from personalpeft.base_models.files import head_sizes, weights_of
 
 _HEAD = "lm_head.weight"
 
@@ -55,15 +54,15 @@ class LlamaConfig:
         )
         if not supported:
             return None
-        heads = int(config["num_attention_heads"])
+        heads, kv_heads, head_dim = head_sizes(config)
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
             intermediate_size=int(config["intermediate_size"]),
             num_hidden_layers=int(config["num_hidden_layers"]),
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(rope["rope_theta"]),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -103,7 +102,7 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
     if model is None:
         return None
     config = model.config
-    weights = _read_weights(folder)
+    weights = dict(weights_of(folder))
     tied = config.tie_word_embeddings and _HEAD not in weights
     expected = {
         name: parameter.shape
@@ -118,15 +117,6 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
         # One parameter, so a move to a device copies it once.
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files, mapped into memory."""
-    weights: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        with safe_open(file, "pt") as tensors:
-            weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-    return weights
 
 
 class _Linear(nn.Linear):

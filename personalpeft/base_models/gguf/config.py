@@ -13,7 +13,7 @@ import numpy as np
 
 from personalpeft.base_models.gguf.describe import rope_factor
 from personalpeft.base_models.gguf.header import Value
-from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers
+from personalpeft.base_models.mapped_weights import MappedTensor, Numbers
 from personalpeft.errors import WeightsError
 
 # Llama 3.1 and 3.2: https://arxiv.org/abs/2407.21783. The file holds only the resulting factors.

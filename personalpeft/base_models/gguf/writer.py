@@ -10,7 +10,7 @@ similar one llama.cpp would load the file and tokenize texts wrongly.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.base_models.cache import cached_entry
-from personalpeft.base_models.files import head_sizes, read_json, weight_files
+from personalpeft.base_models.files import head_sizes, read_json, weights_of
 from personalpeft.base_models.gguf.file import CACHED_FILE, gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
@@ -108,16 +108,6 @@ def write_gguf(
         _write_weights(writer, names, weights or partial(weights_of, base.folder))
     finally:
         writer.close()
-
-
-def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights of a folder's model under transformers' names, one at a time."""
-    from safetensors import safe_open
-
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as tensors:
-            for name in sorted(tensors.keys()):
-                yield name, tensors.get_tensor(name)
 
 
 def _check(base: Base, names: GgufNames) -> None:

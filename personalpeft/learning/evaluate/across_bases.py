@@ -24,11 +24,12 @@ from personalpeft.learning.evaluate.eval_job import (
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, evaluate, score_answers
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.config import MAX_LENGTH
+from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.types import Stack
 
@@ -110,12 +111,15 @@ def compare_sides(
     return BaseComparison(questions, items, examples)
 
 
-def measure_general(side: Side, user: str, *, cancelled: Callable[[], bool]) -> Evidence:
+def measure_general(
+    side: Side, user: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
+) -> Evidence:
     """Return how a stack answers general probes, against its bare base.
 
     Args:
         side: The stack.
         user: The user.
+        prompts: Prompts in the languages of the user.
         cancelled: Returns whether to stop.
 
     Raises:
@@ -123,13 +127,16 @@ def measure_general(side: Side, user: str, *, cancelled: Callable[[], bool]) -> 
         PersonalPeftError: The model failed.
     """
     services, bare = side.services, Stack(side.stack.base)
-    probes = [probe.question for probe in load_general_prompts().probes]
+    general = load_general_prompts(find_languages(prompts, prompt_languages()))
+    probes = [probe.question for probe in general.probes]
     completions = services.completions.complete_with_base(
         user, bare.base, probes, cancelled=cancelled
     )
     if cancelled():
         raise cancelled_error("before the verdict")
-    eval_set = EvalSet(target=(), retention=(), other_layers=(), base_completions=completions)
+    eval_set = EvalSet(
+        target=(), retention=(), other_layers=(), base_completions=completions, general=general
+    )
     job: EvalJob = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
     result = evaluate(
         services.learning_engine, services.completions, {user: job}, cancelled=cancelled

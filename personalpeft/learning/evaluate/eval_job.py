@@ -14,6 +14,7 @@ from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.probes import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
+    GeneralPrompts,
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
@@ -61,6 +62,7 @@ class EvalSet:
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
     base_completions: Completions  # of the probes
+    general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
     new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
@@ -174,7 +176,7 @@ class EvalJob:
                 yield Request(self.user, lesson.messages, stack, own, background=True)
 
     def _requests(self, side: EffectiveStack) -> Iterator[Request]:
-        for probe in load_general_prompts().probes:
+        for probe in self.eval_set.general.probes:
             stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
             yield Request(self.user, messages, stack, sampling, background=True)
@@ -206,7 +208,7 @@ def make_eval_job(
         *eval_set.other_layers,
         *eval_set.trained,
     )
-    prompts = [probe.question for probe in load_general_prompts().probes]
+    prompts = [probe.question for probe in eval_set.general.probes]
     prompts += [lesson.messages[-1].content for lesson in lessons]
     return EvalJob(
         user,

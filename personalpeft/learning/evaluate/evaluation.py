@@ -39,7 +39,6 @@ from personalpeft.learning.evaluate.measures import (
 from personalpeft.learning.evaluate.probes import (
     MAX_REPLY_TOKENS,
     is_degenerate,
-    load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import (
     NO_LEAKAGE_MEASURED,
@@ -148,7 +147,7 @@ def _score_each(
 def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
     """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
     eval_set, history = job.eval_set, job.eval_set.history
-    count = len(load_general_prompts().probes)
+    count = len(eval_set.general.probes)
     each = count + len(job.generated_lessons)
     before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
     held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
@@ -180,7 +179,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
 
 
 def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
-    prompts, of_base = load_general_prompts(), job.eval_set.history.base_probes
+    prompts, of_base = job.eval_set.general, job.eval_set.history.base_probes
 
     def right(replies: Sequence[str]) -> set[int]:
         answered = zip(prompts.probes, replies, strict=False)

@@ -3,29 +3,23 @@
 A learn appends revisions, judgements, reports and moves, and nothing else. In the user's own home
 they are appended again under the numbers that are next there.
 
-Invariants: a continuation is appended whole, in one transaction with its files, or not at all. It is
-appended at most once. Since the copy was made only turns and signals were added to the ledger. So
-it never replaces a head that it was not judged against, and never brings back what was erased.
+Invariants: remote entries are appended in one transaction with their files, or not at all, and at
+most once. Since the copy was made only turns and signals were added to the ledger. So they never
+replace a head that they were not judged against, and never bring back what was erased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from personalpeft.errors import LedgerMoved, PersonalFileError
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import GENESIS, NewEntry, append_entries
+from personalpeft.store.hash_chain import GENESIS, NewEntry
 from personalpeft.store.id_lookup import resolve_user
-from personalpeft.store.revisions import (
-    ensure_layer,
-    read_head,
-    read_holdout,
-    record_roles,
-    set_head,
-)
+from personalpeft.store.revisions import append_and_apply, ensure_layer, read_head, read_holdout
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import Entry, check_chain, put_files, read_entries
 from personalpeft.types import SignalRole
@@ -46,17 +40,10 @@ class LedgerPosition:
     chain: str
 
 
-def read_continuation(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
+def read_remote_entries(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
     """Return what was appended to a user's ledger after a position.
 
-    Args:
-        store: The open home.
-        user: The user.
-        position: The end of the ledger at an earlier time.
-
-    Raises:
-        LedgerMoved: The ledger does not have the position.
-        NotFound: There is no such user.
+    Raises ``LedgerMoved`` if the ledger does not have the position, and ``NotFound``.
     """
     with store.database.read_transaction() as db:
         resolve_user(db, user)
@@ -64,16 +51,10 @@ def read_continuation(store: Store, user: str, position: LedgerPosition) -> tupl
         return tuple(read_entries(db, user, position.seq))
 
 
-def check_continuation(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
-    """Check the kinds, columns and digests of a continuation.
+def check_remote_entries(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
+    """Check the kinds, columns and digests of remote entries from a position.
 
-    Args:
-        user: The user.
-        position: Where it goes on from.
-        entries: What it appends.
-
-    Raises:
-        PersonalFileError: No learn appends such an entry, or its digest does not match.
+    Raises ``PersonalFileError`` if no learn appends such an entry, or a digest does not match.
     """
     check_chain(user, entries, position.seq, position.chain)
     for entry in entries:
@@ -88,20 +69,20 @@ def contents(entries: Iterable[Entry], kind: str) -> list[Row]:
     return [entry.content for entry in entries if entry.kind == kind]
 
 
-def append_continuation(
+def append_remote_entries(
     store: Store,
     user: str,
     position: LedgerPosition,
     entries: Sequence[Entry],
     files: Mapping[str, bytes],
 ) -> None:
-    """Append a checked continuation with the files of its revisions, in one transaction.
+    """Append checked remote entries with the files of its revisions, in one transaction.
 
     Args:
         store: The open home of the user.
         user: The owner.
         position: Where the copy of the ledger ended.
-        entries: What ``check_continuation`` accepted.
+        entries: What ``check_remote_entries`` accepted.
         files: The packed adapters of its revisions by digest.
 
     Raises:
@@ -124,13 +105,7 @@ def append_continuation(
 
 
 def check_unmoved(db: sqlite3.Connection, user: str, position: LedgerPosition) -> None:
-    """Raise ``LedgerMoved`` if more than turns and signals was added since a position.
-
-    Args:
-        db: A connection in a transaction.
-        user: An existing user.
-        position: The position.
-    """
+    """Raise ``LedgerMoved`` if more than turns and signals was added since a position."""
     _check_position(db, user, position)
     sql = "select distinct kind from entry where user = ? and seq > ?"
     kinds = {row["kind"] for row in fetch_all(db, sql, user, position.seq)}
@@ -158,30 +133,28 @@ def _check_position(db: sqlite3.Connection, user: str, position: LedgerPosition)
         )
 
 
-def _append(db: sqlite3.Connection, user: str, entries: Sequence[Entry]) -> None:
-    revisions = contents(entries, "revision")
-    for row in revisions:
-        ensure_layer(db, user, row["layer"])
-    append_entries(db, user, (NewEntry(entry.kind, entry.content) for entry in entries))
-    new = {row["id"] for row in revisions}
-    for row in contents(entries, "judgement"):
-        _add_provenance(db, user, row, new)
-        new.discard(row["revision"])
-    for row in contents(entries, "move"):
-        if read_head(db, user, row["layer"]) != row["before"]:
+def _append(db: sqlite3.Connection, user: str, entries: Iterable[Entry]) -> None:
+    unjudged: set[str] = set()
+    for entry in entries:
+        row, head = entry.content, None
+        if entry.kind == "revision":
+            ensure_layer(db, user, row["layer"])
+            unjudged.add(row["id"])
+        elif entry.kind == "move":
+            head = read_head(db, user, row["layer"])
+        append_and_apply(db, user, [NewEntry(entry.kind, row)])
+        if entry.kind == "move" and head != row["before"]:
             raise PersonalFileError(f"A move of {row['layer']} starts elsewhere.", hint=_HINT)
-        set_head(db, user, row["layer"], row["after"])
+        if entry.kind == "judgement" and row["revision"] in unjudged:
+            unjudged.remove(row["revision"])
+            _check_trained(db, user, row["revision"], rows.decode_roles(row["signals"]))
 
 
-def _add_provenance(
-    db: sqlite3.Connection, user: str, judgement: Row, new: Collection[str]
+def _check_trained(
+    db: sqlite3.Connection, user: str, revision: str, roles: Mapping[str, str]
 ) -> None:
-    """Record the signals of a judged revision."""
-    revision = judgement["revision"]
-    sql = "select layer from revision where user = ? and id = ?"
-    (row,) = fetch_all(db, sql, user, revision)
-    layer, signals = row["layer"], rows.from_json(judgement["signals"])
-    held_out = read_holdout(db, user, layer) if revision in new else ()
-    if any(signals.get(signal) == SignalRole.TRAINED for signal in held_out):
+    """Raise ``PersonalFileError`` if a held-out signal was trained on."""
+    (row,) = fetch_all(db, "select layer from revision where user = ? and id = ?", user, revision)
+    held_out = read_holdout(db, user, row["layer"])
+    if any(roles.get(signal) == SignalRole.TRAINED for signal in held_out):
         raise PersonalFileError(f"{revision} was trained on a held-out signal.", hint=_HINT)
-    record_roles(db, user, layer, revision, signals)
