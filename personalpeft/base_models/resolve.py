@@ -48,6 +48,8 @@ from personalpeft.types import Progress, canonical_digest
 
 # In a base's digest. The tokenizer's own file depends on transformers' release.
 _GGUF_TOKENIZER = f"gguf {RECIPE}"
+# Of the entries of the cache.
+_VERSION = f"{RECIPE}.{FACTS}"
 
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
@@ -135,12 +137,13 @@ def unpacked_folder(
             f"The weights of {card.name} were changed while it was open: {file}.",
             hint="Open it again.",
         )
-    return _entry(
+    return cached_entry(
         card,
         canonical_digest([weights, "float32"]) if full else weights,
+        _VERSION,
         base.cache,
-        progress,
         lambda into: unpack_gguf(file, base.folder, into, progress, full=full),
+        progress,
     ).folder
 
 
@@ -160,12 +163,7 @@ def _entry(
     ``make`` may write files into a new entry, and returns the model's folder.
     """
     return cached_entry(
-        card,
-        key,
-        f"{RECIPE}.{FACTS}",
-        cache,
-        lambda into: to_json(inspect_model(make(into))),
-        report,
+        card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
     )
 
 

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,18 +72,6 @@ class LlamaConfig:
     def get_text_config(self) -> Self:
         """Return the decoder's part of the configuration, which is all of it."""
         return self
-
-
-class HiddenStates(NamedTuple):
-    """States ``[1, tokens, size]`` after the last norm."""
-
-    last_hidden_state: Tensor
-
-
-class Logits(NamedTuple):
-    """Logits ``[1, tokens, vocabulary]``."""
-
-    logits: Tensor
 
 
 def empty_llama(folder: Path) -> LlamaForCausalLM | None:
@@ -148,10 +137,13 @@ class LlamaForCausalLM(nn.Module):
     def set_output_embeddings(self, head: nn.Module) -> None:
         self.lm_head = head
 
-    def forward(self, logits_to_keep: Tensor, **inputs: Any) -> Logits:
-        """Return the logits of the tokens at ``logits_to_keep``. See ``LlamaModel.forward``."""
+    def forward(self, logits_to_keep: Tensor, **inputs: Any) -> SimpleNamespace:
+        """Return ``logits`` of the tokens at ``logits_to_keep``, ``[1, tokens, vocabulary]``.
+
+        See ``LlamaModel.forward``.
+        """
         hidden = self.model(**inputs).last_hidden_state
-        return Logits(self.lm_head(hidden[:, logits_to_keep, :]))
+        return SimpleNamespace(logits=self.lm_head(hidden[:, logits_to_keep, :]))
 
 
 class LlamaModel(nn.Module):
@@ -168,8 +160,8 @@ class LlamaModel(nn.Module):
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False, **attention: Any
-    ) -> HiddenStates:
-        """Return the states of tokens.
+    ) -> SimpleNamespace:
+        """Return ``last_hidden_state`` of tokens, after the last norm, ``[1, tokens, size]``.
 
         Args:
             input_ids: ``[1, tokens]``.
@@ -181,7 +173,7 @@ class LlamaModel(nn.Module):
         embeddings = self.rotary_emb(hidden, position_ids=position_ids)
         for layer in self.layers:
             hidden = layer(hidden, embeddings, attention)
-        return HiddenStates(self.norm(hidden))
+        return SimpleNamespace(last_hidden_state=self.norm(hidden))
 
 
 class LlamaDecoderLayer(nn.Module):

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from personalpeft.backends.torch.batch_invariant_matmul import (
-    Product,
+    ProductChoice,
     ProductChooser,
     ProductKind,
     ProductShape,
-    RowCounts,
 )
 from personalpeft.backends.torch.lora_layers import FrozenLinear, LinearFactory
 from personalpeft.backends.torch.ops.base import Ops
@@ -98,35 +97,35 @@ class MappedLinear(FrozenLinear):
             raise ValueError("matrices of one layer must have the same columns")
         # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
         self._output_parts = [
-            (part, self._row_counts(self._inputs, part.stop - part.start, ProductKind.PLAIN))
+            (part, self._choose(self._inputs, part.stop - part.start, ProductKind.PLAIN))
             for part in _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
         ]
         self._input_parts = [
-            (part, self._row_counts(self._outputs, part.stop - part.start, ProductKind.TRANSPOSED))
+            (part, self._choose(self._outputs, part.stop - part.start, ProductKind.TRANSPOSED))
             for part in _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
         ]
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = _filled(x.reshape(-1, self._inputs))
         y = rows.new_empty((len(rows), self._outputs))
-        for part, counts in self._output_parts:
+        for part, choice in self._output_parts:
             weight = self._unpacker.part(self._matrices, part, slice(0, self._inputs))
             bias = None if self.bias is None else self.bias[part]
-            y[:, part] = _apply(counts, partial(linear, weight=weight, bias=bias), rows)
+            y[:, part] = choice.apply(partial(linear, weight=weight, bias=bias), rows)
         return y[: x.numel() // self._inputs].view(*x.shape[:-1], self._outputs)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
         rows = _filled(grad.reshape(-1, self._outputs))
         inputs = rows.new_empty((len(rows), self._inputs))
-        for part, counts in self._input_parts:
+        for part, choice in self._input_parts:
             weight = self._unpacker.part(self._matrices, slice(0, self._outputs), part)
-            inputs[:, part] = _apply(counts, partial(torch.mm, mat2=weight), rows)
+            inputs[:, part] = choice.apply(partial(torch.mm, mat2=weight), rows)
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
-    def _row_counts(self, inputs: int, outputs: int, kind: ProductKind) -> RowCounts | None:
+    def _choose(self, inputs: int, outputs: int, kind: ProductKind) -> ProductChoice:
         bias = self.bias is not None and kind is ProductKind.PLAIN
         shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
-        return self._unpacker.chooser.choose(shape).rows
+        return self._unpacker.chooser.choose(shape)
 
 
 class MappedEmbedding(nn.Module):
@@ -252,10 +251,6 @@ def _parts(size: int, most: int, step: int) -> list[slice]:
     count = -(-size // max(most, 1))
     length = max(-(-size // count) // step, 1) * step
     return [slice(begin, min(begin + length, size)) for begin in range(0, size, length)]
-
-
-def _apply(counts: RowCounts | None, product: Product, rows: Tensor) -> Tensor:
-    return product(rows) if counts is None else counts.apply(product, rows)
 
 
 def _filled(rows: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ _FLOAT32, _BFLOAT16 = ("F32", 4), ("BF16", 2)
 
 def unpack_gguf(
     file: Path, config_folder: Path, into: Path, report: Progress, *, full: bool
-) -> Path:
+) -> None:
     """Dequantise a GGUF file to safetensors beside its config, tokenizer and template.
 
     Args:
@@ -38,9 +38,6 @@ def unpack_gguf(
         into: An empty folder.
         report: Called with the stage and its progress, 0 to 1.
         full: Whether to write float32, the file's own numbers, instead of bfloat16.
-
-    Returns:
-        The new folder.
 
     Raises:
         WeightsError: The architecture is not supported, or a weight is missing or has another shape.
@@ -72,7 +69,6 @@ def unpack_gguf(
                 out.write(rows.tobytes() if full else _to_bfloat16(rows))
                 done += rows.size
                 report("Unpacking the weights", done / total)
-    return into
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ from personalpeft.base_models.gguf.file import CACHED_FILE, gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
-from personalpeft.types import Json, canonical_digest
+from personalpeft.types import canonical_digest
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -59,13 +59,14 @@ def resolve_gguf_file(base: Base, names: GgufNames) -> Path:
     """
     if file := gguf_file(base.card, base.cache):
         return file
-
-    def make(into: Path) -> Json:
-        write_gguf(base, names, into / CACHED_FILE)
-        return {}
-
-    key = canonical_digest([base.digest, "gguf"])
-    return cached_entry(base.card, key, f"{FORMAT}.0", base.cache, make).folder / CACHED_FILE
+    entry = cached_entry(
+        base.card,
+        canonical_digest([base.digest, "gguf"]),
+        f"{FORMAT}.0",
+        base.cache,
+        lambda into: write_gguf(base, names, into / CACHED_FILE),
+    )
+    return entry.folder / CACHED_FILE
 
 
 def write_gguf(
