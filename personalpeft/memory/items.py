@@ -186,8 +186,7 @@ class Memory:
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
         ) -> bool:
-            added = _prompt_items(rules, facts, demonstrated=demonstrated).added_text
-            return count_tokens(added) <= budget_tokens
+            return count_tokens(PromptItems(rules, facts, demonstrated).added_text) <= budget_tokens
 
         chosen_rules: list[Signal] = []
         misses = 0
@@ -215,7 +214,7 @@ class Memory:
             *(fact for fact in newest_first if fact in chosen_facts),
             *(fact for fact in chosen_facts if fact.id not in values),
         ]
-        items = _prompt_items(chosen_rules, shown, demonstrated=demonstrated)
+        items = PromptItems(chosen_rules, shown, demonstrated)
         return AugmentedPrompt(items.add_to(messages, system), ids)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
@@ -342,7 +341,7 @@ def render_with_signal(
 ) -> tuple[Message, ...]:
     """Return the messages with one rule or fact, as ``Memory.add_to_prompt`` adds it."""
     is_rule = signal.kind is SignalKind.COMMENT
-    items = _prompt_items([signal] if is_rule else [], [] if is_rule else [signal])
+    items = PromptItems([signal], []) if is_rule else PromptItems([], [signal])
     return items.add_to(messages, system)
 
 
@@ -366,12 +365,3 @@ def _without_repeats(signals: Iterable[Signal]) -> Iterator[Signal]:
         if line not in seen:
             seen.add(line)
             yield signal
-
-
-def _prompt_items(
-    rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
-) -> PromptItems:
-    rule_texts, fact_texts = (
-        tuple(each.payload["text"] for each in some) for some in (rules, facts)
-    )
-    return PromptItems(rule_texts, fact_texts, demonstrated)
