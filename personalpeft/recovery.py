@@ -400,10 +400,9 @@ def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
     former = FileCipher(store.database, keys, store.entropy)
     for path in (Path(CERTIFICATE_KEYS), Path("notes", f"{PUBLISHED}.json")):
         with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
-            data = former.decrypt((home / path).read_bytes(), path.name)
-            stored = store.cipher.encrypt(data, path.name, store.cipher.home_key)
+            data = former.read_file(home / path)
             (store.home / path).parent.mkdir(mode=0o700, exist_ok=True)
-            host.replace_file(store.home / path, stored)
+            store.cipher.write_file(store.home / path, data)
 
 
 def _publications_of(home: Path, keys: HomeKeys | None) -> list[Row]:
