@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from personalpeft.errors import PluginError
+from personalpeft.extras import extra_required
 from personalpeft.plugins import COMMANDS, Plugins
 from personalpeft.settings import resolve
 from personalpeft_app.commands.ask import ask
@@ -62,12 +63,12 @@ from personalpeft_app.commands.maintenance import (
 from personalpeft_app.commands.models import models
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.error_output import (
+    BROKEN_PIPE,
     STOPPED,
     USAGE,
-    error_boundary,
-    is_full,
+    discard_stdout,
     print_error,
-    report_full,
+    report_exception,
 )
 from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options
 
@@ -91,28 +92,24 @@ class Cli(Group):
             arguments = [*arguments[1:], "--help"]
         elif arguments[:1] == ["version"]:
             arguments = ["--version"]
-        extra = {**extra, "prog_name": PROGRAM, "standalone_mode": False}
+        common = GlobalOptions()
+        extra = {**extra, "prog_name": PROGRAM, "standalone_mode": False, "obj": common}
         as_data = "--json" in arguments
         try:
             code = super().main(arguments, *rest, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             code = USAGE
-        except click.UsageError as error:
-            command = error.ctx.command_path if error.ctx else PROGRAM
-            hint = f"Run: {command} --help"
-            message = error.format_message()
-            code = print_error(message, hint, kind="Usage", code=USAGE, as_data=as_data)
         except click.ClickException as error:
-            code = print_error(
-                error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data
-            )
-        except OSError as error:
-            if not is_full(error):
-                raise
-            code = report_full(error, as_data=as_data)
+            hint = ""
+            if isinstance(error, click.UsageError):
+                hint = f"Run: {error.ctx.command_path if error.ctx else PROGRAM} --help"
+            message, code = error.format_message(), error.exit_code
+            print_error(message, hint, kind="Usage", code=code, as_data=as_data)
         except click.Abort:
             code = print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
+        except Exception as error:  # noqa: BLE001 - the one place that must let nothing pass
+            code = report_exception(error, as_data=common.json)
         sys.exit(code if isinstance(code, int) else 0)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -140,8 +137,17 @@ class Cli(Group):
                 formatter.write_dl([(name, summaries[name][:limit]) for name in names])
 
     def invoke(self, ctx: click.Context) -> Any:
-        with error_boundary(lambda: ctx.ensure_object(GlobalOptions)):
-            return super().invoke(ctx)
+        try:
+            with extra_required():
+                result = super().invoke(ctx)
+            sys.stdout.flush()
+        # Click itself would end with other codes, or write an empty line first.
+        except BrokenPipeError as error:
+            discard_stdout()
+            raise click.exceptions.Exit(BROKEN_PIPE) from error
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+        return result
 
 
 @click.group(

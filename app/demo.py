@@ -19,7 +19,6 @@ from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import emit, info, printable
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import User
@@ -60,10 +59,9 @@ def run(common: GlobalOptions, *, keep: bool) -> None:
         if not keep:
             at_exit.callback(shutil.rmtree, home, ignore_errors=True)
         info(common, f"The demo uses the home {home}{'' if keep else ', which it deletes later'}.")
-        display = Display(common)
         own = replace(common, home=str(home), user="ada", base=_base(common))
-        with session.open_user(own, "make", display) as user:
-            results = {"home": home, **_Demo(common, user, display).run()}
+        with session.open_user(own, "make") as user:
+            results = {"home": home, **_Demo(own, user).run()}
     results["seconds"] = round(time.monotonic() - began, 1)
     kept = f"; the home is {home}" if keep else ""
     emit(common, results, f"\nDone in {results['seconds']:.0f} seconds{kept}.")
@@ -85,10 +83,10 @@ def _has_style(text: str) -> bool:
 class _Demo:
     """The steps of the demo. Each prints a table and returns its results."""
 
-    def __init__(self, common: GlobalOptions, user: User, display: Display) -> None:
+    def __init__(self, common: GlobalOptions, user: User) -> None:
         self._common = common
         self._user = user
-        self._display = display
+        self._display = common.display
 
     def run(self) -> dict[str, Any]:
         """Run all steps in order."""
@@ -128,7 +126,7 @@ class _Demo:
 
     def _learn(self) -> dict[str, Any]:
         self._print("\n3. The model learns from them, and a gate judges the result\n")
-        report = run_learn(self._user, self._display)
+        report = run_learn(self._common, self._user)
         self._print(str(report))
         if report.verdict is not Verdict.PROMOTED:
             self._print("It was not promoted, so the answers below are as before.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -18,8 +16,6 @@ from personalpeft.errors import (
     get_error_codes,
     get_error_type,
 )
-from personalpeft.extras import extra_required
-from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import apply_style, format_json, printable
 
 USAGE = 2
@@ -31,48 +27,21 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _ORIGIN_LINES = 8
 
 
-@contextmanager
-def error_boundary(common: Callable[[], GlobalOptions]) -> Iterator[None]:
-    """Report any error and exit with its code. Exceptions of click pass."""
-    try:
-        with extra_required():
-            yield
-        sys.stdout.flush()
-    except PersonalPeftError as error:
-        raise click.exceptions.Exit(report_error(error, as_data=common().json)) from error
-    except BrokenPipeError as error:
-        _discard_stdout()
-        raise click.exceptions.Exit(BROKEN_PIPE) from error
-    except KeyboardInterrupt as error:
-        print_error("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=common().json)
-        raise click.exceptions.Exit(STOPPED) from error
-    except (click.ClickException, click.exceptions.Exit, click.Abort):
-        raise
-    except Exception as bug:  # The one place that must let nothing pass.
-        if is_full(bug):
-            raise click.exceptions.Exit(report_full(bug, as_data=common().json)) from bug
-        shown = wrap_bug(bug)
-        code = print_error(shown.message, shown.hint, kind="Bug", code=BUG, as_data=common().json)
-        raise click.exceptions.Exit(code) from bug
+def report_exception(error: Exception, *, as_data: bool) -> int:
+    """Report an error of the library, a full disk or a bug. Return the exit code."""
+    if isinstance(error, PersonalPeftError):
+        return report_error(error, as_data=as_data)
+    if isinstance(error, OSError) and error.errno in _FULL:
+        # Perhaps stdout can take nothing more either.
+        discard_stdout()
+        hint = "Free some space, and run it again."
+        full = HomeError(f"Nothing more could be written: {error}.", hint=hint)
+        return report_error(full, as_data=as_data)
+    bug = wrap_bug(error)
+    return print_error(bug.message, bug.hint, kind="Bug", code=BUG, as_data=as_data)
 
 
-def is_full(error: Exception) -> bool:
-    """Return whether a disk was full, or a file grew too large for it."""
-    return isinstance(error, OSError) and error.errno in _FULL
-
-
-def report_full(error: Exception, *, as_data: bool) -> int:
-    """Report that nothing more can be written, perhaps not to stdout. Return the exit code."""
-    _discard_stdout()
-    return report_error(
-        HomeError(
-            f"Nothing more could be written: {error}.", hint="Free some space, and run it again."
-        ),
-        as_data=as_data,
-    )
-
-
-def _discard_stdout() -> None:
+def discard_stdout() -> None:
     """Discard what stdout still holds: when it ends, the interpreter would fail again."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

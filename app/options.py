@@ -11,12 +11,16 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
 import personalpeft
+
+if TYPE_CHECKING:
+    from personalpeft_app.progress import Display
 
 PROGRAM = "personalpeft"
 USER = "PERSONALPEFT_USER"
@@ -38,6 +42,13 @@ class GlobalOptions:
     backend: str | None = None
     json: bool = False
     quiet: bool = False
+
+    @cached_property
+    def display(self) -> Display:
+        """What shows progress, while it is entered."""
+        from personalpeft_app.progress import Display
+
+        return Display(self)
 
     def user_id(self) -> str:
         """Return ``--user``, else PERSONALPEFT_USER, else the login name if it is an id, else
@@ -242,6 +253,15 @@ class Group(_Help, click.Group):
                 formatter.write_dl(rows)
 
 
+def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    common = ctx.ensure_object(GlobalOptions)
+    if value is not None and option.name is not None:
+        setattr(common, option.name, value)
+
+
+_common = partial(click.option, cls=_GlobalOption, expose_value=False, callback=_note, default=None)
+
+
 def global_options(function: Function) -> Function:
     """Add the options of every command. Their values go to the context's ``GlobalOptions``."""
     for option in reversed(
@@ -308,25 +328,6 @@ def no_train_option(text: str) -> Callable[[Function], Function]:
 def train_of(no_train: bool) -> bool | None:
     """Return the library's ``train`` of ``--no-train``: None is the setting of the user."""
     return False if no_train else None
-
-
-def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
-    # Eager, so that a mistake in another option is already reported as --json asks.
-    return click.option(
-        *names,
-        cls=_GlobalOption,
-        expose_value=False,
-        is_eager=True,
-        callback=_note,
-        default=None,
-        **attributes,
-    )
-
-
-def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-    common = ctx.ensure_object(GlobalOptions)
-    if value is not None and option.name is not None:
-        setattr(common, option.name, value)
 
 
 def _whole_line(example: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -16,12 +16,11 @@ import click
 
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import info
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime, Serving, User
     from personalpeft.settings import Observing
-    from personalpeft.types import HeadMove
+    from personalpeft.types import HeadMove, Progress
 
 Mode: TypeAlias = Literal["read", "change", "make"]
 
@@ -30,13 +29,16 @@ Mode: TypeAlias = Literal["read", "change", "make"]
 def open_runtime(
     common: GlobalOptions,
     mode: Mode,
-    display: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
     serving: Serving | None = None,
     observing: Observing = "off",
     *,
     train: bool = True,
 ) -> Iterator[Runtime]:
-    """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed."""
+    """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed.
+
+    It tells its progress to the display of ``common``, or to ``progress``.
+    """
     import personalpeft
     from personalpeft.store.home import DATABASE
 
@@ -46,7 +48,7 @@ def open_runtime(
         home,
         common.base_name(),
         common.backend or "auto",
-        progress=display or (lambda stage, done: None),
+        progress=progress or common.display,
         # Opening a missing home read-only raises the error that names it, and creates none.
         read_only=mode == "read" or (mode == "change" and not exists),
         serving=serving,
@@ -73,13 +75,13 @@ def ask_passphrase(home: Path) -> str | None:
 
 @contextmanager
 def open_user(
-    common: GlobalOptions, mode: Mode, display: Display | None = None, *, train: bool = True
+    common: GlobalOptions, mode: Mode, progress: Progress | None = None, *, train: bool = True
 ) -> Iterator[User]:
     """Open the user that the options name. Only "make" creates one."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
-    with open_runtime(common, mode, display, train=train) as runtime:
+    with open_runtime(common, mode, progress, train=train) as runtime:
         user = runtime.user(name, create=mode == "make")
         reported = _report_withdrawn(common, user, set())
         yield user

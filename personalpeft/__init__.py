@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.rebase import RebaseReport
-    from personalpeft.recovery import RestoreReport, restore
     from personalpeft.reproduction import RebuildReport, RepairReport
+    from personalpeft.restoration import RestoreReport, restore
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
@@ -131,7 +131,7 @@ _LAZY = {
     "RebuildReport": "personalpeft.reproduction",
     "RepairReport": "personalpeft.reproduction",
     "Reply": "personalpeft.chat.reply",
-    "RestoreReport": "personalpeft.recovery",
+    "RestoreReport": "personalpeft.restoration",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
@@ -142,7 +142,7 @@ _LAZY = {
     "VllmServer": "personalpeft.settings",
     "decrypt": "personalpeft.encryption",
     "encrypt": "personalpeft.encryption",
-    "restore": "personalpeft.recovery",
+    "restore": "personalpeft.restoration",
     "verify_certificate": "personalpeft.certificate",
 }
 _RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}
@@ -210,6 +210,7 @@ def open(
         base=(base, str | Path),
         backend=(backend, str),
         read_only=(read_only, bool),
+        train=(train, bool),
         serving=(serving, Serving | None),
         vllm=(vllm, VllmServer | None),
         passphrase=(passphrase, str | None),

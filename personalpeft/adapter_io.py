@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from personalpeft import host, stacks
 from personalpeft.adapters.compose import compose
@@ -29,6 +29,7 @@ from personalpeft.ids import check_layer_name
 from personalpeft.learning.candidate import copied_recipe, imported_revision
 from personalpeft.learning.layers import stack_below
 from personalpeft.services import Services
+from personalpeft.settings import check_choice
 from personalpeft.store.exports import ExportKind
 from personalpeft.types import Revision
 
@@ -72,11 +73,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
 
 def export_merged(services: Services, user: str, folder: Path, form: MergedForm) -> Path:
     """Implement ``User.export_merged``, which documents the arguments."""
-    if form not in get_args(MergedForm):
-        raise InvalidInput(
-            f"form must be one of {', '.join(get_args(MergedForm))}, got {form!a}.",
-            hint="safetensors is for transformers, gguf for llama.cpp.",
-        )
+    check_choice("form", form, MergedForm)
     target, base = folder.expanduser().absolute(), services.base
     with services.store.exports.recording(user, ExportKind.MERGED):
         stack = compose(_live_adapters(services, user, None))
@@ -111,17 +108,7 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
 
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
-    """Return the adapter in a PEFT folder.
-
-    Args:
-        services: The wired parts, with the open base.
-        folder: The folder.
-        layer: The layer that it is to be.
-
-    Raises:
-        AdapterError: As for ``User.import_peft``.
-        InvalidId: ``layer`` is no name of a layer.
-    """
+    """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
     check_layer_name(layer)
     base, source = services.base, folder.expanduser().absolute()
     return import_peft(source, base.architecture, layer=layer, base=base.digest)

@@ -62,7 +62,7 @@ def run_checks(
     load: bool = False,
     progress: Progress = lambda stage, done: None,
 ) -> tuple[CheckResult, ...]:
-    """Run all checks, the likeliest causes of faults first.
+    """Run all checks, the likeliest causes of faults first, and return the result of each.
 
     Args:
         home: The home folder, as for ``personalpeft.open``.
@@ -70,21 +70,13 @@ def run_checks(
         backend: The name of a backend.
         load: Whether to prepare and load the base too. Only then does anything change: the cache.
         progress: Called with a stage and the share of it that is done, 0 to 1.
-
-    Returns:
-        The result of each check.
     """
     checks = _Checks(resolve(home, os.environ), base, backend, progress)
     return tuple(_without_repeats(checks.run(load=load)))
 
 
 def run_check(name: str, check: Callable[[], str]) -> CheckResult:
-    """Run one check.
-
-    Args:
-        name: What it checks.
-        check: Returns what it found, or raises a ``PersonalPeftError``.
-    """
+    """Run one check, which returns what it found or raises a ``PersonalPeftError``."""
     try:
         return CheckResult(name, check())
     except PersonalPeftError as error:
@@ -223,10 +215,7 @@ class _Checks:
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
         with personalpeft.open(home, self._base, self._requested, read_only=missing) as runtime:
-            users, turns, after = 0, 0, None
-            while page := runtime.users(after=after, limit=1000):
-                users, after = users + len(page), page[-1].id
-                turns += sum(user.turns for user in page)
+            turns = [user.turns for user in runtime.iter_users()]
             problems = runtime.verify()
         if problems:
             raise Damaged(
@@ -237,7 +226,7 @@ class _Checks:
         encrypted = ", encrypted" if (home / ENCRYPTION).exists() else ""
         if self._settings.keys.passphrase and not encrypted:
             encrypted = ", not encrypted although PERSONALPEFT_PASSPHRASE is set"
-        return f"{home}{encrypted}, users: {users}, turns: {turns}, every digest is right"
+        return f"{home}{encrypted}, users: {len(turns)}, turns: {sum(turns)}, every digest is right"
 
     def _check_cache(self) -> str:
         cache = self._settings.cache

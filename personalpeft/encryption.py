@@ -12,7 +12,6 @@ from pathlib import Path
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings, resolve
-from personalpeft.store.conversion import convert, is_decided
 from personalpeft.store.encryption import (
     ENCRYPTION,
     EncryptionInfo,
@@ -23,6 +22,7 @@ from personalpeft.store.encryption import (
     read_info,
 )
 from personalpeft.store.home import open_store
+from personalpeft.store.reencryption import is_decided, reencrypt_home
 from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
@@ -119,7 +119,7 @@ def encrypt(
         new = make_keys(wanted, target, clock.entropy)
         with ExitStack() as on_error:
             on_error.callback(_drop_unused_key, home, new.info, keys)
-            files = convert(store, new, lambda done: progress("Encrypting", done))
+            files = reencrypt_home(store, new, lambda done: progress("Encrypting", done))
             on_error.pop_all()
     return EncryptionReport(
         home,
@@ -157,7 +157,7 @@ def decrypt(
             raise InvalidInput(
                 f"The home {settings.home} is not encrypted.", hint="There is nothing to do."
             )
-        files = convert(store, None, lambda done: progress("Decrypting", done))
+        files = reencrypt_home(store, None, lambda done: progress("Decrypting", done))
     former = describe_key(before, settings.keys)
     return EncryptionReport(settings.home, None, None, former, files)
 
@@ -175,6 +175,6 @@ def _plain_copies(store: Store) -> Iterator[Path]:
 
 
 def _drop_unused_key(home: Path, info: EncryptionInfo, keys: KeySettings) -> None:
-    """Delete the key of a conversion that failed, unless the home has it or will have it."""
+    """Delete the key of a re-encryption that failed, unless the home has it or will have it."""
     if not is_decided(home) and read_info(home) != info:
         delete_key(info, keys)

@@ -19,6 +19,7 @@ from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
+from personalpeft.settings import check_types
 from personalpeft.store.ledger import Ledger
 from personalpeft.types import (
     APP_SOURCE,
@@ -207,21 +208,12 @@ def retract(
 def training_payload(services: Services, user: str, train: bool | None) -> dict[str, Any]:
     """Return what the payload of a new signal says about training: nothing where it is allowed.
 
-    Args:
-        services: The wired parts.
-        user: The user.
-        train: What the caller says of this signal. None is the setting of runtime and user.
-
-    Raises:
-        InvalidInput: ``train`` is not a bool.
+    ``train`` is what the caller says of this signal; None is the setting of runtime and user.
+    Raises ``InvalidInput``.
     """
     if train is None:
         train = services.allows_training(user)
-    if not isinstance(train, bool):
-        raise InvalidInput(
-            f"train must be True or False, got {train!a}.",
-            hint="Leave it out for the setting of the user.",
-        )
+    check_types("User.feedback", train=(train, bool))
     return {} if train else {TRAINS: False}
 
 
@@ -231,13 +223,6 @@ def append_once(
     """Append a signal unless it repeats the source's latest one on the turn. Return its id.
 
     So a thumb pressed twice, or a request sent again, is one act.
-
-    Args:
-        services: The wired parts.
-        turn: The turn that it is about.
-        kind: What kind of feedback it is.
-        payload: Its content; see ``Signal``.
-        source: Who gave it.
     """
     ledger = services.store.ledger
     signals = [each for each in ledger.signals(turn.user, turn=turn.id) if each.source == source]

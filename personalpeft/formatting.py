@@ -46,11 +46,5 @@ class HasJson:
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:
-    """Return such as "1 turn" or "2,000 turns".
-
-    Args:
-        number: How many there are.
-        singular: The word for one.
-        plural: The word for several, if it takes no s.
-    """
+    """Return such as "1 turn" or "2,000 turns". ``plural`` is for a word that takes no s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

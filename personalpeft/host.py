@@ -225,11 +225,8 @@ def temporary_file(name: str) -> Iterator[Path]:
 def temporary_folder(size: int = 1 << 28) -> Iterator[Path]:
     """Yield a new folder that only this account can read. It is deleted at the end.
 
+    It lies in memory where there is room for ``size`` bytes, by default the files of an adapter.
     ``remove_leftover_folders`` deletes what a killed process leaves of one. Raises ``OSError``.
-
-    Args:
-        size: How many bytes it is to hold. It lies in memory where there is room for them. By default
-            the files of an adapter.
     """
     memory = shared_memory()
     if memory is not None and shutil.disk_usage(memory).free < size:
@@ -328,18 +325,16 @@ def wait_for_input(pipe: IO[bytes], seconds: float) -> bool:
 
 
 def run_confined(compute: Callable[[], bytes], memory: int, seconds: int, most: int) -> bytes:
-    """Run a function in a child with limits. A system without ``fork`` runs it in this process.
+    """Run a function in a child with limits, and return its result. Empty if there is none.
 
-    The child inherits no descriptor, and writes no file.
+    The child inherits no descriptor, and writes no file. A system without ``fork`` runs the
+    function in this process.
 
     Args:
         compute: The function.
         memory: Bytes of address space that the child may use.
         seconds: Seconds of processor time that it may use.
         most: Bytes of the result that are read.
-
-    Returns:
-        The result of the function. Empty if the child ended without one.
     """
     if not can_fork():
         return compute()
@@ -560,9 +555,8 @@ def read_checked_file(path: Path) -> bytes | None:
 def model_folders(environment: Mapping[str, str], home: Path) -> dict[str, tuple[Path, ...]]:
     """Return the folders in which programs for local models keep their files.
 
-    Args:
-        environment: The environment variables. Some of them move a folder.
-        home: The account's folder.
+    ``environment`` has the environment variables, some of which move a folder. ``home`` is the
+    account's folder.
     """
     caches = {
         "darwin": home / "Library" / "Caches",

@@ -72,12 +72,8 @@ def check_source(value: str) -> str:
 def new_id(prefix: str, at: datetime, entropy: Callable[[int], bytes]) -> str:
     """Return ``<prefix>_<26 characters>``, which sorts by time.
 
-    The characters hold 48 bits of milliseconds and 80 random bits, in the layout of a ULID.
-
-    Args:
-        prefix: "t" for a turn, "s" for a signal.
-        at: The time.
-        entropy: Returns that many random bytes.
+    The prefix is "t" for a turn and "s" for a signal. The characters hold 48 bits of milliseconds
+    and 80 random bits, in the layout of a ULID. ``entropy`` returns that many random bytes.
     """
     number = int(at.timestamp() * 1000) << 80 | int.from_bytes(entropy(10))
     return f"{prefix}_" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -34,7 +34,7 @@ from personalpeft.archive import (
 )
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
@@ -50,17 +50,17 @@ from personalpeft.store.archive_file import (
     read_archive,
     write_archive,
 )
-from personalpeft.store.continuation import (
-    LedgerPosition,
-    append_continuation,
-    check_continuation,
-    check_unmoved,
-    contents,
-    read_continuation,
-)
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease, user_leases
+from personalpeft.store.remote_learn import (
+    LedgerPosition,
+    append_remote_entries,
+    check_remote_entries,
+    check_unmoved,
+    contents,
+    read_remote_entries,
+)
 from personalpeft.store.user_export import UserExport, decode_revisions, insert_user, read_user
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
 
@@ -167,7 +167,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         _check_base(index["base"], base.digest, "The result was built")
         _check_build(index["build"], _build_settings(services))
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_continuation(user, position, entries)
+        check_remote_entries(user, position, entries)
         report = from_json(index["report"])
         str(report)
     with store.leases.acquire(learn_lease(user)):
@@ -181,7 +181,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         # Durable and pinned before the head moves, so that the first reply does not load it.
         store.blobs.put_many((user, data) for data in content.blobs.values())
         with services.model.preloaded(_next_stack(services, user, content, revisions)):
-            append_continuation(store, user, position, entries, content.blobs)
+            append_remote_entries(store, user, position, entries, content.blobs)
         for revision in revisions:
             store.delete_session(user, revision.layer)
     return report
@@ -194,7 +194,7 @@ def _build_settings(services: Services) -> dict[str, Any]:
     settings = [
         [recipe.to_stored() for recipe in recipes],
         learner.margins.to_stored(),
-        load_general_prompts().digest,
+        load_general_prompts(prompt_languages()).digest,
         services.memory.embedder.name,
         card.system,
     ]
@@ -256,7 +256,7 @@ def check_result(data: bytes) -> Json:
         index = content.index
         _check_build_format(index["build"])
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_continuation(index["user"], position, content.entries)
+        check_remote_entries(index["user"], position, content.entries)
         from_json(index["report"])
         _unpack_all(content)
     return {}
@@ -331,7 +331,7 @@ def _learn(
 
 def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> bytes:
     store, position = services.store, bundle.position
-    entries = read_continuation(store, bundle.user, position)
+    entries = read_remote_entries(store, bundle.user, position)
     index = {
         "user": bundle.user,
         "since": position.since,

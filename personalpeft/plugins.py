@@ -175,17 +175,7 @@ class Plugins:
         return CheckedRewardShaper(name, loaded)
 
     def http_extension(self, name: str, runtime: Any, host: HttpHost) -> HttpExtension:
-        """Return the routes of a plugin.
-
-        Args:
-            name: The plugin.
-            runtime: The open ``Runtime``.
-            host: The server.
-
-        Raises:
-            NotFound: No plugin of this name may be loaded.
-            PluginError: It cannot be loaded, or is no extension.
-        """
+        """Return the routes of a plugin. ``Runtime.http_extension`` documents the arguments."""
         kind = "HTTP extension"
         _, loaded = self._resolve(
             HTTP, kind, name, HttpExtension, lambda factory: factory(runtime, host)
@@ -204,9 +194,7 @@ class Plugins:
 
         None stands for a plugin that fails. Plugins that keep nothing are left out.
 
-        Args:
-            open_data: As ``Runtime.plugin_data``.
-            user: The user's id.
+        ``open_data`` is ``Runtime.plugin_data``.
         """
         found: dict[str, Mapping[str, int] | None] = {}
         for name in self.names(USER_DATA):

@@ -173,12 +173,8 @@ def _key(services: Services) -> str:
 def _users_with_layers(store: Store) -> tuple[str, ...]:
     """Return the users who may have a live or published stack. All others are skipped."""
     published = store.publications.users()
-    users: list[str] = []
-    last = None
-    while page := store.catalog.users(after=last, limit=1000):
-        users += [user.id for user in page if user.revisions or user.id in published]
-        last = page[-1].id
-    return tuple(users)
+    users = store.catalog.iter_users()
+    return tuple(user.id for user in users if user.revisions or user.id in published)
 
 
 def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:

@@ -45,25 +45,11 @@ from personalpeft.learning.outcomes import (
     render_reasons,
 )
 from personalpeft.learning.plan import MAX_HOLDOUT
-from personalpeft.learning.rebase_build import BuiltLayer, build_layers, last_stack, stack_of
+from personalpeft.learning.rebase_build import RebasedLayer, build_layers, last_stack
 from personalpeft.learning.report import Example, excerpt
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
 from personalpeft.types import Json, Progress, Revision, Stack, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class RebasedLayer:
-    """One live layer: its revisions before and after. None: nothing gives it there, and ``why``.
-
-    ``trained``: it was trained by this rebase. Otherwise a recorded revision was found.
-    """
-
-    layer: str
-    before: str
-    after: str | None
-    trained: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +182,7 @@ def rebase(
         is_open = is_same or live_base == old.base.digest
         former = last_stack(store, user, new.base.digest)
         held.enter_context(new.model.learning())
-        built = build_layers(
+        stack, layers = build_layers(
             new,
             user,
             heads,
@@ -204,8 +190,6 @@ def rebase(
             progress=progress,
             cancelled=cancelled,
         )
-        stack = stack_of(new, user, built)
-        layers = _pair_layers(heads, built)
         is_moved = bool(stack.entries) and any(each.before != each.after for each in layers)
         comparison, general = None, None
         if is_moved:
@@ -218,7 +202,8 @@ def rebase(
             comparison = compare_sides(
                 _side(services, live), side, user, lessons, cancelled=cancelled
             )
-            general = measure_general(side, user, cancelled=cancelled)
+            prompts = [lesson.messages[-1].content for some in lessons.values() for lesson in some]
+            general = measure_general(side, user, prompts, cancelled=cancelled)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
@@ -242,7 +227,7 @@ def rebase(
             **_questions(comparison),
         )
         report = replace(report, seconds=round(clock.timer() - began, 3))
-        return _record(new, report, built, heads)
+        return _record(new, report, heads)
 
 
 def judge_rebase(
@@ -303,19 +288,6 @@ def _base_of(services: Services, user: str, heads: Mapping[str, str]) -> str:
     )
 
 
-def _pair_layers(heads: Mapping[str, str], built: Sequence[BuiltLayer]) -> tuple[RebasedLayer, ...]:
-    return tuple(
-        RebasedLayer(
-            each.layer,
-            heads[each.layer],
-            each.revision.id if each.revision else None,
-            each.is_new,
-            "" if each.revision else each.why,
-        )
-        for each in built
-    )
-
-
 def _held_out(
     services: Services, user: str, stacks: Sequence[Stack]
 ) -> dict[str, tuple[Lesson, ...]]:
@@ -356,23 +328,23 @@ def _result(item: EvalItem) -> PairedResult:
     return PairedResult.REGRESSED if item.regressed else PairedResult.TIED
 
 
-def _record(
-    services: Services,
-    report: RebaseReport,
-    built: Sequence[BuiltLayer],
-    heads: Mapping[str, str],
-) -> RebaseReport:
+def _record(services: Services, report: RebaseReport, heads: Mapping[str, str]) -> RebaseReport:
     """Record the verdict on the new revisions, and move the heads where it agrees."""
-    unjudged = [each.revision for each in built if each.is_new and each.revision is not None]
+    catalog = services.store.catalog
+    new = [
+        catalog.revision(report.user, each.after)
+        for each in report.layers
+        if each.trained and each.after
+    ]
     judged: list[tuple[Revision, Json]] = [
         (
             replace(each, verdict=report.verdict or each.verdict, reason=report.reason),
             {"rebase": report.as_json()},
         )
-        for each in unjudged
+        for each in new
     ]
     targets = {each.layer: each.after for each in report.layers} if report.switched else {}
-    is_recorded = services.store.catalog.switch_heads(
+    is_recorded = catalog.switch_heads(
         report.user,
         targets,
         expected=heads,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 from personalpeft import host
 from personalpeft.adapters.formats.packed import unpack
@@ -52,7 +52,7 @@ from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
-from personalpeft.settings import Observing, Serving, Settings
+from personalpeft.settings import Observing, Serving, Settings, check_choice
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
@@ -62,8 +62,6 @@ from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft.user import User
-
-_USERS_AT_ONCE = 500
 
 
 class Runtime(
@@ -75,7 +73,11 @@ class Runtime(
         "upkeep": "maintenance",
     },
 ):
-    """An open home with one base. Make it with ``personalpeft.open``; close it after use."""
+    """An open home with one base. Make it with ``personalpeft.open``; close it after use.
+
+    ``User`` says what ``progress`` and ``cancelled`` are, and when ``Busy``, ``Cancelled`` and
+    ``ServingFailed`` are raised.
+    """
 
     def __init__(
         self,
@@ -90,15 +92,7 @@ class Runtime(
         observing: Observing = "off",
         train: bool = True,
     ) -> None:
-        if observing not in get_args(Observing):
-            raise InvalidInput(
-                f"observing must be one of {', '.join(get_args(Observing))}, got {observing!a}.",
-                hint="See personalpeft.open.",
-            )
-        if not isinstance(train, bool):
-            raise InvalidInput(
-                f"train must be True or False, got {train!a}.", hint="See personalpeft.open."
-            )
+        check_choice("observing", observing, Observing)
         self.settings = settings
         self._card = (
             find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
@@ -166,10 +160,7 @@ class Runtime(
 
     def iter_users(self) -> Iterator[UserSummary]:
         """Yield all users by id. Users may be made and forgotten meanwhile."""
-        after = None
-        while page := self.users(after=after, limit=_USERS_AT_ONCE):
-            yield from page
-            after = page[-1].id
+        return self._services.store.catalog.iter_users()
 
     def activity_summaries(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
@@ -187,12 +178,11 @@ class Runtime(
         return tuple(summary for summary in summaries if not summary.is_empty)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
-        """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
-        id.
+        """Import the user of a ``.personal`` file of ``User.export``, perhaps under another id.
 
         The ledger is always imported. Revisions are imported if the file holds the adapters and the
-        live ones were built on the open base. Then the same revisions are live at once. Otherwise the next
-        learn builds new ones. Every digest is recomputed and every adapter validated first.
+        live ones were built on the open base. Then the same revisions are live at once. Otherwise
+        the next learn builds new ones. Every digest is recomputed, and every adapter validated.
 
         Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,
         ``InvalidInput`` if the user exists, ``InvalidId``.
@@ -219,10 +209,7 @@ class Runtime(
             dry_run: Only report what would be erased.
             certificate: Make a signed certificate, ``report.certificate``. It measures how far the
                 model knew some of the items, and the bare base, which takes a minute or more.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-
-        Returns:
-            How much was erased.
+            progress: See ``User``.
 
         Raises:
             NotFound: There is no such user.
@@ -269,19 +256,16 @@ class Runtime(
 
         Their layers train in one pass over the shared base. Each result equals that of learning
         alone, up to the backend's rounding. An error of one user becomes that user's report. Its
-        ``error`` is the name of the exception, or "ServingFailed" for unexpected errors.
+        ``error`` is the name of the exception, or "ServingFailed" for unexpected errors. What the
+        caller's functions raise ends the learn of all users and is raised.
 
         Args:
             users: The ids, each once.
             seconds: Budget of training time of all users together.
-            steps: Budget of training steps a layer.
-            max_memory_mb: The most MB that all training may take. If it is short, fewer layers train
-                at once.
-            layer, start, dry_run, accept: As for ``User.learn``.
-            progress: Called with a stage and the share of it that is done. What this and the next
-                two raise ends the learn of all users and is raised.
-            cancelled: Called between steps; return True to cancel.
-            paused: Called between steps; training waits while it returns True.
+            max_memory_mb: The most MB that all training may take. If it is short, fewer layers
+                train at once.
+            layer, start, steps, dry_run, accept: As for ``User.learn``.
+            progress, cancelled, paused: As for ``User.learn``.
 
         Returns:
             One report a user, in the same order.
@@ -329,7 +313,8 @@ class Runtime(
         are asked the same held-out questions. Where the user had layers on that base before, these
         are continued, so going back trains nothing that is not new. Naming the open base builds the
         layers from nothing, such as after a change of its recipe. The former revisions stay. After
-        the switch the layers answer on the other base only: open it.
+        the switch the layers answer on the other base only: open it. A cancelled rebase finds what
+        it built again.
 
         Both bases are in memory meanwhile.
 
@@ -341,8 +326,7 @@ class Runtime(
                 compared with its bare base.
             compare_only: Build and compare, and switch nothing. A rebase with ``accept`` switches
                 to it later, and trains nothing again.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-            cancelled: Called between steps; return True to cancel. What was built is found again.
+            progress, cancelled: See ``User``.
 
         Returns:
             The report. It shows both sides, and ``switched`` whether the new stack is live.
@@ -351,9 +335,7 @@ class Runtime(
             NotFound: The user or the base is unknown.
             NothingToLearn: No layer is live.
             InvalidInput: ``accept`` and ``compare_only`` are both set.
-            Busy: A learn of this user runs.
-            Cancelled: ``cancelled`` returned True.
-            ServingFailed: The model failed, perhaps for lack of memory.
+            Busy, Cancelled, ServingFailed: See ``User``.
         """
         self.user(user_id, create=False)
         if self._backend == "fake" and to != "fake":
@@ -462,12 +444,9 @@ class Runtime(
         return self._services.maintenance
 
     def plugin_data(self, name: str) -> PluginData:
-        """Return what a plugin keeps in this home: SQLite databases and immutable files.
+        """Return what the plugin ``name`` keeps in this home: SQLite databases and immutable files.
 
         Backups have it, and in an encrypted home it is encrypted. Raises ``HomeError``.
-
-        Args:
-            name: The name of the plugin and of its folder in the home.
         """
         return PluginData(self.settings.home, name, self._services.store.cipher)
 
@@ -496,7 +475,7 @@ class Runtime(
             users: The ids; None is everyone.
             to: A folder, used below a subfolder of this home and base. Defaults to the folder that
                 ``read_published_file`` reads.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
+            progress: See ``User``.
 
         Returns:
             What lies there now, and why a user has nothing there.
@@ -529,20 +508,18 @@ class Runtime(
         A file is put back only if its digest comes out as recorded. Elsewhere, such as on another
         kind of processor, nothing changes: the head stays, and the report says what can be done.
         Deletes what killed programs left unfinished in the home and in the folders of its backups.
-        Loads the model only if a file is lost. After a kill each file is whole or still lost; repeat
-        it.
+        Loads the model only if a file is lost. After a kill or a cancel each file is whole or still
+        lost; repeat it.
 
         Args:
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-            cancelled: Called between steps; return True to cancel. What was put back stays.
+            progress, cancelled: See ``User``.
 
         Returns:
             What was repaired, what was not, and the problems that are left.
 
         Raises:
             Busy: A user learns whose file is lost, or another program writes.
-            Cancelled: ``cancelled`` returned True.
-            ServingFailed: The model failed, perhaps for lack of memory.
+            Cancelled, ServingFailed: See ``User``.
             HomeError: The home cannot be written.
         """
         report = repair(self._services, progress=progress, cancelled=cancelled)
@@ -588,10 +565,7 @@ class Runtime(
         """Return a folder with the open base that vLLM and transformers load.
 
         It holds config, tokenizer and weights. A GGUF file is unpacked into the cache the first
-        time, which takes two bytes a parameter of disk.
-
-        Raises:
-            WeightsError: The base cannot be prepared or unpacked.
+        time, which takes two bytes a parameter of disk. Raises ``WeightsError``.
         """
         return unpacked_folder(self.base(), progress=self._progress)
 

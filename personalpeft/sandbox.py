@@ -55,12 +55,10 @@ class Limits:
 
     @classmethod
     def for_files(cls, size: int, *, memory_factor: int, bytes_a_second: int) -> Self:
-        """Return the limits for files of so many bytes.
+        """Return the limits for files of ``size`` bytes.
 
-        Args:
-            size: The bytes of the files.
-            memory_factor: How many bytes of memory one of them may take, beside the interpreter.
-            bytes_a_second: How many of them a second of processor time reads at least.
+        One byte may take ``memory_factor`` bytes of memory, beside the interpreter. A second of
+        processor time reads at least ``bytes_a_second``.
         """
         return cls(_MEMORY + memory_factor * size, _SECONDS + size // bytes_a_second)
 

@@ -185,15 +185,7 @@ class Serving:
 
 
 def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
-    """Check the types of arguments.
-
-    Args:
-        where: The function that has them, for the hint.
-        checked: By argument, its value and its type.
-
-    Raises:
-        InvalidInput: A value has another type.
-    """
+    """Raise ``InvalidInput`` unless each argument of a function, ``where``, has its type."""
     for name, (value, kind) in checked.items():
         if not isinstance(value, kind):
             kinds = get_args(kind) or (kind,)
@@ -202,6 +194,15 @@ def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
                 f"{name} must be {' or '.join(words)}, got {type(value).__name__}.",
                 hint=f"See {where}.",
             )
+
+
+def check_choice(name: str, value: object, literal: Any) -> None:
+    """Raise ``InvalidInput`` unless the value of an argument is one of a ``Literal``."""
+    if value not in get_args(literal):
+        allowed = ", ".join(map(str, get_args(literal)))
+        raise InvalidInput(
+            f"{name} must be one of {allowed}, got {value!a:.40}.", hint=f"Give one of {allowed}."
+        )
 
 
 def resolve(
@@ -255,13 +256,15 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
     if "URL" not in values:
         return None
     folder, certificate = values.get("FOLDER"), values.get("CA")
+    resolves = values.get("RESOLVES", "0")
+    check_choice(f"{VLLM}RESOLVES", resolves, Literal["0", "1"])
     return VllmServer(
         url=values["URL"],
         token=values.get("TOKEN"),
         model=values.get("MODEL"),
         folder=_absolute(folder) if folder else None,
         folder_there=values.get("FOLDER_THERE"),
-        resolves=_switch("RESOLVES", values.get("RESOLVES", "0")),
+        resolves=resolves == "1",
         certificate=_absolute(certificate) if certificate else None,
         **{
             name.lower(): _seconds(name, values[name])
@@ -271,14 +274,11 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
     )
 
 
-def _one_of(choices: Any, name: str, environ: Mapping[str, str]) -> Any:
+def _one_of(literal: Any, name: str, environ: Mapping[str, str]) -> Any:
     """Return the value of a variable with a fixed set of values; the default is ``auto``."""
-    value, names = environ.get(name) or "auto", get_args(choices)
-    if value in names:
-        return value
-    raise InvalidInput(
-        f"{name} cannot be {value!a}.", hint=f"Set it to {', '.join(names[:-1])} or {names[-1]}."
-    )
+    value = environ.get(name) or "auto"
+    check_choice(name, value, literal)
+    return value
 
 
 def _is_address(url: str) -> bool:
@@ -293,12 +293,6 @@ def _is_address(url: str) -> bool:
         )
     except ValueError:
         return False
-
-
-def _switch(name: str, value: str) -> bool:
-    if value not in ("0", "1"):
-        raise InvalidInput(f"{VLLM}{name} cannot be {value!a}.", hint="Set it to 1 or 0.")
-    return value == "1"
 
 
 def _seconds(name: str, value: str) -> float:

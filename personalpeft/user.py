@@ -41,12 +41,10 @@ from personalpeft.chat.validation import (
     Truncation,
     attach_tools,
     check_continuation,
+    check_option,
     check_prompt,
     check_sampling,
-    check_timeout,
     check_tools,
-    check_top_logprobs,
-    check_truncation,
 )
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.erasure import ForgetReport
@@ -71,6 +69,7 @@ from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
 from personalpeft.reproduction import RebuildReport, check_rebuild
 from personalpeft.services import Services
+from personalpeft.settings import check_types
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
     USER_SOURCE,
@@ -118,6 +117,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
     Signals, turns and revisions are named by their id or the beginning of it. A turn is also named
     by its reply, and the newest by "last".
+
+    Long methods take ``progress``, which is called with a stage and the share of it that is done, 0
+    to 1. They take ``cancelled``, which is called between steps and returns True to cancel. They
+    raise ``Cancelled`` for that, ``Busy`` while a learn of this user runs, and ``ServingFailed`` if
+    the model fails, perhaps for lack of memory.
     """
 
     def __init__(self, user_id: str, services: Services) -> None:
@@ -157,15 +161,13 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Iterate over the stream, then read ``.reply``. Closing it early records a cancelled turn.
         ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
         timeout starts with the first piece.
-
-        Arguments: ``chat`` documents them.
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         continues = conversation_id is not None or replaces is not None
-        truncate = check_truncation(truncation, continues)
+        check_option("truncation", truncation)
         if continues:
             check_continuation(messages, template)
-        timeout = check_timeout(timeout)
+        check_option("timeout", timeout)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
         if not template and not isinstance(prompt, str):
@@ -185,7 +187,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             stop=stop,
             seed=seed,
         )
-        alternatives = check_top_logprobs(top_logprobs)
+        check_option("top_logprobs", top_logprobs)
         chat = request.ChatRequest(
             messages,
             sampling,
@@ -194,11 +196,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             timeout=timeout,
             revision=revision,
             template=template,
-            logprobs=logprobs or alternatives > 0,
-            top_logprobs=alternatives,
+            logprobs=logprobs or top_logprobs > 0,
+            top_logprobs=top_logprobs,
             conversation_id=conversation_id,
             replaces=None if replaced is None else replaced.id,
-            truncate=truncate,
+            truncate=truncation == "auto" or (truncation is None and continues),
         )
         return request.start_stream(self._services, self.id, chat, cancelled)
 
@@ -218,27 +220,27 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             top_p: Nucleus size, in (0, 1].
             max_tokens: The most new tokens.
             stop: Texts that end the reply.
-            seed: Seed of sampling. Defaults to 0, and with ``replaces`` to that turn's seed plus one.
+            seed: Seed of sampling. Defaults to 0, with ``replaces`` to that turn's seed plus one.
             memory: Whether to add rules and relevant facts to the prompt.
             layers: The only layers to attach, whatever their scope. ``[]`` is the bare base.
             revision: A revision that replaces the head of its layer. Excludes ``layers``.
             template: Without it, a string prompt is continued as it is, without rules and facts.
             logprobs: Report the log-prob of each token.
             top_logprobs: Also report this many of the likeliest tokens in each place, at most 20.
-            conversation_id: The conversation to continue, as in ``reply.conversation_id``. The
-                prompt is the next message, and the history is added. Without it a conversation
-                starts. A list of messages that repeats the end of a conversation continues it.
+            conversation_id: The conversation to continue, from ``reply.conversation_id``. Its
+                history is added to the prompt. Without it a list of messages that repeats the end
+                of a conversation continues that, and any other prompt starts one.
             replaces: A turn to answer again: the reply takes its place in the conversation.
             truncation: "auto" drops the oldest messages of a prompt that exceeds the context;
                 "disabled" raises ``PromptTooLong``. Defaults to "auto" with a conversation.
             timeout: Seconds that the reply may take.
-            cancelled: Called between steps by another thread; return True to cancel. Must be quick.
+            cancelled: Called by another thread between steps, so it must be quick.
 
         Returns:
             The reply. Its ``turn_id`` names it in feedback.
 
         Raises:
-            InvalidInput: The prompt is empty, or an argument has a wrong value.
+            InvalidInput: An argument has a wrong value.
             PromptTooLong: The prompt exceeds the base's context; the message says by how much.
             NotFound: A layer or revision is unknown.
             BaseMismatch: The live stack was built on another base.
@@ -283,9 +285,6 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
                 everything else is only recorded. Defaults to ``set_training`` and the setting of
                 ``personalpeft.open``.
 
-        Returns:
-            The id of the signal.
-
         Raises:
             NotFound: The turn is unknown.
             InvalidInput: A value is wrong, not exactly one is given, or an edit changes nothing.
@@ -304,18 +303,13 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         )
 
     def set_training(self, allowed: bool) -> None:
-        """Set whether layers may be trained on this user's feedback from now on.
+        """Set whether layers may be trained on this user's feedback from now on, by any program.
 
-        It is kept in the home, for all programs. ``train`` of one signal comes before it, and a
-        runtime with ``train=False`` trains on nothing by default. Earlier signals stay as they are;
-        ``retract`` with ``training_only`` withdraws them. ``summary`` shows it. Raises
-        ``InvalidInput``.
+        ``train`` of one signal comes before it, and a runtime with ``train=False`` trains on
+        nothing by default. Earlier signals stay as they are; ``retract`` with ``training_only``
+        withdraws them. ``summary`` shows it. Raises ``InvalidInput``.
         """
-        if not isinstance(allowed, bool):
-            raise InvalidInput(
-                f"allowed must be True or False, got {allowed!a}.",
-                hint="False: feedback acts in the prompt alone.",
-            )
+        check_types("User.set_training", allowed=(allowed, bool))
         self._services.store.catalog.set_training(self.id, allowed)
 
     def observe(
@@ -327,16 +321,14 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         or "learned". Only with "learned" is it trained on, as a weak rating.
 
         Args:
-            reply: A reply, a turn, or a turn's id.
+            reply, train: As for ``feedback``.
             seen: "copied", "regenerated", "contradicted" or "thanked".
-            train: As in ``feedback``.
 
         Returns:
             The id of the signal, or None if nothing was recorded.
 
         Raises:
-            NotFound: The turn is unknown.
-            InvalidInput: ``seen`` is none of these.
+            NotFound, InvalidInput: As for ``feedback``.
         """
         return feedback.observe(self._services, self.id, reply, seen, train)
 
@@ -355,12 +347,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             prompt: A prompt.
             answer: The wanted answer.
             skill: The skill to teach; None teaches the style.
-            source: Who demonstrates, as in ``feedback``.
-            train: As in ``feedback``. A demonstration that must not train is listed but not used.
+            source: As for ``feedback``.
+            train: As for ``feedback``. A demonstration that must not train is listed but not used.
                 To use it later, give it again.
-
-        Returns:
-            The id of the signal.
 
         Raises:
             InvalidInput: A text is empty or too long, or the skill has an invalid name.
@@ -375,20 +364,15 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         source: str = USER_SOURCE,
         train: bool | None = None,
     ) -> tuple[str, ...]:
-        """Record many demonstrations, all or none, and return their ids.
-
-        It is one transaction, so that thousands take seconds.
+        """Record many demonstrations in one transaction, and return their ids in order.
 
         Args:
             demonstrations: ``personalpeft.types.Demonstration``: prompts, which may be messages,
                 with their answers. Those of one group are trained on or held out together.
             skill, source, train: As for ``teach``.
 
-        Returns:
-            The ids of the signals, in order.
-
         Raises:
-            InvalidInput: A text is empty or too long, or the skill has an invalid name.
+            InvalidInput: As for ``teach``.
         """
         return feedback.teach_many(self._services, self.id, demonstrations, skill, source, train)
 
@@ -413,11 +397,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
                 the ``memory`` layer. Without it, the fact is trained once its lookup helped twice.
             source: Who states the fact, if not the user. Such a fact is looked up but not learned,
                 and yields to the user's own facts.
-            train: As in ``feedback``. A fact that must not train is only looked up. Replies with it
-                in the prompt are not trained on either.
-
-        Returns:
-            The id of the signal.
+            train: As for ``feedback``. A fact that must not train is only looked up. Replies with
+                it in the prompt are not trained on either.
 
         Raises:
             InvalidInput: A text is empty or too long, or an answer has no question.
@@ -431,13 +412,15 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``forget`` erases. A signal that they superseded stays superseded. A weaker signal on the
         same reply counts again, such as the thumb beside an edit.
 
-        ``training_only`` withdraws the consent to train, and nothing else: facts and rules stay in
-        the prompt. To give it again, give the signal again.
+        Args:
+            signals: Their ids. "last" is the newest signal that counts.
+            training_only: Withdraw the consent to train, and nothing else: facts and rules stay in
+                the prompt. To give it again, give the signal again.
 
-        "last" is the newest signal that counts.
-
-        Raises ``NotFound``, also for a signal that is superseded or retracted, ``Forgotten``,
-        ``InvalidInput``.
+        Raises:
+            NotFound: A signal is unknown, superseded or retracted.
+            Forgotten: A signal was erased.
+            InvalidInput: No signal is named, or an id fits several.
         """
         return feedback.retract(self._services, self.id, signals, training_only=training_only)
 
@@ -453,7 +436,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         questions: Sequence[str] | None = None,
         answer: str | None = None,
     ) -> Item:
-        """Supersede a rule or fact with a new text.
+        """Supersede a rule or fact with a new text, and return the new item.
 
         The new text may be trained on if the old one may, and the runtime's setting allows it.
 
@@ -463,9 +446,6 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             questions: For a fact, its questions. None drops the old ones, or keeps them if an
                 ``answer`` is given.
             answer: For a fact, the answer to the questions.
-
-        Returns:
-            The new item.
 
         Raises:
             NotFound: No rule or fact in effect has this id.
@@ -525,8 +505,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             verifier: A plugin's name or a ``personalpeft.plugins.Verifier``. With it the gate
                 judges answers to held-out prompts, and not log-probs. The verifier says which are
                 right. The ``about`` of its tasks has the "answer".
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-            cancelled: Called between steps; return True to cancel.
+            progress, cancelled: See ``User``.
             paused: Called between steps; training waits while it returns True.
 
         Returns:
@@ -534,11 +513,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises:
             NothingToLearn: There is nothing new.
-            Busy: Another learn of this user runs.
-            Cancelled: ``cancelled`` returned True before a verdict.
-            ServingFailed: The model failed, perhaps for lack of memory.
             InvalidInput: An argument has a wrong value.
             NotFound, PluginError: As for ``practice``.
+            Busy, Cancelled, ServingFailed: See ``User``. What was judged before is kept.
         """
         if layer is not None:
             check_layer_name(layer)
@@ -585,22 +562,18 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``choose`` on the result records the choice as a preference.
 
         Args:
-            prompt: A string, or OpenAI-style messages.
+            prompt, memory: As for ``chat``.
             a: A revision: its id, "live", "previous" (live before the last change) or "base".
             b: Another revision.
             layer: The layer of both.
             max_tokens: The most new tokens of each answer. Defaults to the base's card.
-            memory: Whether to add rules and relevant facts to the prompt.
-            cancelled: Called between steps; return True to cancel.
-
-        Returns:
-            The comparison.
+            cancelled: See ``User``.
 
         Raises:
             NotFound: A revision is unknown, or the layer has never changed.
             InvalidInput: Both are the same revision, or an argument has a wrong value.
             Cancelled: ``cancelled`` returned True.
-            QueueFull, ServingFailed, PromptTooLong: As ``chat``.
+            QueueFull, ServingFailed, PromptTooLong: As for ``chat``.
         """
         return compare.compare(
             self._services,
@@ -647,16 +620,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             steps: Budget of training steps.
             max_memory_mb, accept, progress, cancelled, paused: As for ``learn``.
 
-        Returns:
-            The report.
-
         Raises:
             NotFound: A plugin is unknown.
             PluginError: A plugin failed.
             InvalidInput: An argument has a wrong value.
-            Busy: Another learn of this user runs.
-            Cancelled: ``cancelled`` returned True.
-            ServingFailed: The model failed.
+            Busy, Cancelled, ServingFailed: See ``User``.
         """
         check_skill_name(skill)
         check_budget(rounds, "rounds", whole=True)
@@ -696,24 +664,18 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> RebuildReport:
         """Build a revision again from the ledger, and compare its digest. Changes nothing.
 
-        The inputs are its ledger entries as they were, its recipe, its base and seed, and the
-        revisions below it. On the same kind of processor, with the same versions of libraries, the
-        bytes are the same. Otherwise the report says how near they came. Imported and practiced
-        revisions cannot be built again. Takes as long as the learn did.
+        On the same kind of processor, with the same versions of libraries, the bytes are the same.
+        Otherwise the report says how near they came. Imported and practiced revisions cannot be
+        built again. Takes as long as the learn did.
 
         Args:
             revision: Its id or a unique prefix.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-            cancelled: Called between steps; return True to cancel.
-
-        Returns:
-            The report. ``outcome`` says how it ended.
+            progress, cancelled: See ``User``.
 
         Raises:
             NotFound: The revision is unknown.
             Forgotten: It was forgotten.
-            Cancelled: ``cancelled`` returned True.
-            ServingFailed: The model failed, perhaps for lack of memory.
+            Cancelled, ServingFailed: See ``User``.
         """
         return check_rebuild(
             self._services, self.id, revision, progress=progress, cancelled=cancelled
@@ -754,10 +716,10 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         effects of an erasure.
 
         Args:
-            item: A reply, a turn, or the id of a turn or signal. Or a layer, which is erased with all
-                that it was taught.
-            conversation: Erase the whole conversation that the turn is in, regenerated replies too.
-                ``item`` may be the id of the conversation.
+            item: A reply, a turn, or the id of a turn or signal. Or a layer, which is erased with
+                all that it was taught.
+            conversation: Erase the whole conversation that the turn is in, regenerated replies
+                too. ``item`` may be the id of the conversation.
             rebuild: Rebuild now. Otherwise the next learn does.
             dry_run: Only report what would be erased.
             certificate: Make a signed certificate, ``report.certificate``. It measures how far the
@@ -765,19 +727,16 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
                 there is none.
             check_rebuild: Build each live revision again for the certificate, and state whether the
                 bytes are equal. That takes as long as the learns did.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
+            progress: See ``User``.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
-
-        Returns:
-            What was erased and rebuilt.
 
         Raises:
             NotFound: No turn or signal has this id, or there is no such layer.
             Forgotten: It was forgotten before.
-            Busy: A learn of this user runs.
+            Busy: See ``User``.
             Cancelled: ``cancelled`` returned True before anything was erased.
-            InvalidInput: ``item`` is no reply, turn, id or layer, the turn is in no conversation, or
-                ``check_rebuild`` is given without ``certificate``.
+            InvalidInput: ``item`` is no reply, turn, id or layer, the turn is in no conversation,
+                or ``check_rebuild`` is given without ``certificate``.
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
@@ -829,11 +788,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def activity_summary(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
     ) -> ActivitySummary:
-        """Summarize what learning did since a time, or in a duration, until another time (None:
-        now).
+        """Summarize what learning did since a time, or in a duration, until a time (None: now).
 
-        Raises ``InvalidInput`` for a time without a time zone and a period that ends before it
-        begins.
+        Raises ``InvalidInput`` for a time without a time zone, or an end before the beginning.
         """
         return summarize_activity(
             self._services.store, self.id, since, self._services.clock.now(), until
@@ -851,8 +808,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     ) -> tuple[ConversationSummary, ...]:
         """Return the conversations, the one with the newest turn first.
 
-        Returns at most ``limit``, after the conversation ``before`` in this order. Raises
-        ``NotFound`` for an unknown conversation, ``InvalidInput`` for a negative limit.
+        At most ``limit``, after the conversation ``before``. Raises ``NotFound`` for an unknown
+        conversation, ``InvalidInput`` for a negative limit.
         """
         return list_conversations(self._services.store, self.id, limit, before)
 
@@ -951,7 +908,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             BaseMismatch, BuildMismatch: It was learned on another base or by another recipe.
             PersonalFileError: It is damaged or hostile.
             InvalidInput: It is of another user.
-            Busy: A learn of this user runs.
+            Busy: See ``User``.
             HomeError: The home cannot be written.
         """
         return learn_bundles.apply_result(self._services, self.id, result)
@@ -1005,23 +962,16 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         It is judged on the lessons of the layer that nothing live was trained on, and on the gate's
         probes. Without such lessons the gate abstains. It counts as imported: a learn on top keeps
-        what it knows.
+        what it knows. A refused adapter is kept as a revision that is not live.
 
         Args:
             folder: The adapter.
             layer: The layer that it becomes.
-            accept: Make it live although the gate refuses it or abstains, as for ``learn``.
-            progress: As for ``learn``.
-            cancelled: As for ``learn``.
-
-        Returns:
-            The report. A refused adapter is kept as a revision that is not live.
+            accept, progress, cancelled: As for ``learn``.
 
         Raises:
-            AdapterError: The adapter is damaged, hostile, unsupported or not for this base.
-            Busy: A learn of this user runs.
-            Cancelled: ``cancelled`` returned True before a verdict.
-            ServingFailed: The model failed.
+            AdapterError: As for ``import_peft``.
+            Busy, Cancelled, ServingFailed: See ``User``.
         """
         options = LearnOptions(accept=accept, progress=progress, cancelled=cancelled)
         adapter = read_peft_folder(self._services, Path(folder), layer)

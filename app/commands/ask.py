@@ -11,7 +11,6 @@ from personalpeft_app.error_output import STOPPED
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, write
-from personalpeft_app.progress import Display
 from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
 if TYPE_CHECKING:
@@ -19,28 +18,21 @@ if TYPE_CHECKING:
     from personalpeft.chat.validation import Prompt
 
 
-def print_reply(
-    user: User,
-    prompt: Prompt,
-    display: Display,
-    *,
-    quietly: bool,
-    **options: Any,
-) -> Reply:
-    """Print a reply as it is generated, unless ``quietly``. Ctrl-C keeps the text so far."""
+def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: Any) -> Reply:
+    """Print a reply as it is generated, unless --json. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
-        with display:
+        with common.display:
             stream = user.stream(prompt, cancelled=cancelled, **options)
             if cancelled():
                 # Ctrl-C while the model was loading: there is no text to keep.
                 raise KeyboardInterrupt
         try:
             for piece in stream:
-                if not quietly:
+                if not common.json:
                     write(piece)
         finally:
             stream.close()
-    if not quietly:
+    if not common.json:
         write("\n" if not stream.reply.text.endswith("\n") else "")
     return stream.reply
 
@@ -86,14 +78,10 @@ def print_reply(
 def ask(
     common: GlobalOptions,
     prompt: str | None,
-    temperature: float | None,
-    top_p: float | None,
-    max_tokens: int | None,
-    seed: int,
-    stop: tuple[str, ...],
     no_memory: bool,
     layers: tuple[str, ...],
     bare: bool,
+    **sampling: Any,
 ) -> None:
     """Ask one question, and print the reply as it is generated.
 
@@ -107,23 +95,17 @@ def ask(
         raise click.UsageError("--bare attaches no layer, so --layer cannot be given with it.")
     text = read_argument(prompt, what="prompt")
     check_prompt(text)
-    display = Display(common)
-    with session.open_user(common, "make", display) as user:
+    with session.open_user(common, "make") as user:
         # A loop that reads its prompts from stdin keeps it, so it is not appended.
         if prompt not in (None, STDIN) and has_unread_stdin():
             info(common, "The text on stdin is not read. To ask about it, put it into the prompt.")
         reply = print_reply(
+            common,
             user,
             text,
-            display,
-            quietly=common.json,
-            temperature=temperature,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            seed=seed,
-            stop=stop,
             memory=not (no_memory or bare),
             layers=[] if bare else list(layers) or None,
+            **sampling,
         )
     emit(common, reply, "")
     if reply.finish_reason == "cancelled":

@@ -22,7 +22,6 @@ from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.error_output import report_error, wrap_bug
 from personalpeft_app.options import GlobalOptions, command, no_train_option
 from personalpeft_app.output import emit, info, printable
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Reply, User
@@ -50,19 +49,12 @@ class PlainChat:
 
     common: GlobalOptions
     user: User
-    display: Display
     conversation_id: str | None = None
     last: Reply | None = None
 
     def ask(self, text: str) -> None:
         """Continue the conversation and print the reply."""
-        reply = print_reply(
-            self.user,
-            text,
-            self.display,
-            quietly=self.common.json,
-            conversation_id=self.conversation_id,
-        )
+        reply = print_reply(self.common, self.user, text, conversation_id=self.conversation_id)
         if self.common.json:
             emit(self.common, reply, "")
         self.last = reply
@@ -115,7 +107,7 @@ class PlainChat:
         info(self.common, f"Recorded as {self.user.remember(_text(rest, '/remember'))}.")
 
     def _learn(self, rest: str) -> None:
-        report = run_learn(self.user, self.display)
+        report = run_learn(self.common, self.user)
         emit(self.common, report, str(report))
 
     def _why(self, rest: str) -> None:
@@ -140,11 +132,10 @@ def chat(common: GlobalOptions, no_train: bool) -> None:
 
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
-    display = Display(common)
-    with session.open_user(common, "make", display, train=not no_train) as user:
+    with session.open_user(common, "make", train=not no_train) as user:
         if _is_terminal():
             info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
-        plain_chat = PlainChat(common, user, display)
+        plain_chat = PlainChat(common, user)
         while True:
             try:
                 line = _read(_PROMPT).strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,6 @@ from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, info, printable
-from personalpeft_app.progress import Display
 from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:
@@ -46,12 +45,9 @@ NEITHER = "neither"
 def compare(
     common: GlobalOptions,
     prompt: str,
-    a: str,
-    b: str,
-    layer: str,
-    max_tokens: int | None,
     no_memory: bool,
     choose: str | None,
+    **options: Any,
 ) -> None:
     """Compare two answers to a PROMPT blind, and choose one.
 
@@ -66,18 +62,9 @@ def compare(
     give the same answers.
     """
     prompt = read_argument(prompt, what="prompt")
-    display = Display(common)
-    with session.open_user(common, "change", display) as user:
-        with interruptible() as cancelled, display:
-            comparison = user.compare(
-                prompt,
-                a,
-                b,
-                layer=layer,
-                max_tokens=max_tokens,
-                memory=not no_memory,
-                cancelled=cancelled,
-            )
+    with session.open_user(common, "change") as user:
+        with interruptible() as cancelled, common.display:
+            comparison = user.compare(prompt, memory=not no_memory, cancelled=cancelled, **options)
         if choose is None and not common.json and not comparison.same and sys.stdin.isatty():
             click.echo(printable(str(comparison)))
             choose = click.prompt(

@@ -142,10 +142,8 @@ def status(common: GlobalOptions) -> None:
     Works beside a running daemon. Changes nothing.
     """
     from personalpeft_app.daemon.journal import TASK
-    from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
-    read_settings(common.paths()[0])  # An invalid setting fails here, before any work.
     with session.open_runtime(common, "read") as runtime:
         worker = Worker(runtime, lambda: _open_learning(common))
         decision, holder = worker.preview(), runtime.maintenance.holder(TASK)

@@ -13,7 +13,6 @@ from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
-from personalpeft_app.progress import Display
 from personalpeft_app.text_input import read_argument
 
 if TYPE_CHECKING:
@@ -74,18 +73,15 @@ def forget(
     _check_certificate(certificate, dry_run)
     if check_rebuild and certificate is None:
         raise click.UsageError("--check-rebuild needs --certificate.")
-    display = Display(common)
-    with session.open_user(common, "read" if dry_run else "change", display) as user:
+    with session.open_user(common, "read" if dry_run else "change") as user:
         if not (dry_run or yes):
             preview = user.forget(item, conversation=conversation, dry_run=True)
-            _check_can_ask(common)
-            click.echo(str(preview), err=True)
-            click.confirm("Forget this for good?", abort=True, err=True)
+            _confirm(common, preview, "Forget this for good?")
 
         def notify() -> None:
-            display.print("It is erased; rebuilding stops after this step.")
+            common.display.print("It is erased; rebuilding stops after this step.")
 
-        with interruptible(notify) as cancelled, display:
+        with interruptible(notify) as cancelled, common.display:
             report = user.forget(
                 item,
                 conversation=conversation,
@@ -93,7 +89,7 @@ def forget(
                 dry_run=dry_run,
                 certificate=certificate is not None,
                 check_rebuild=check_rebuild,
-                progress=display,
+                progress=common.display,
                 cancelled=cancelled,
             )
     emit(common, report, str(report))
@@ -115,16 +111,13 @@ def forget_user(
     lists what would be erased and asks.
     """
     _check_certificate(certificate, dry_run)
-    display = Display(common)
-    with session.open_runtime(common, "read" if dry_run else "change", display) as runtime:
+    with session.open_runtime(common, "read" if dry_run else "change") as runtime:
         if not (dry_run or yes):
             preview = runtime.forget_user(name, dry_run=True)
-            _check_can_ask(common)
-            click.echo(str(preview), err=True)
-            click.confirm(f"Forget {name} for good?", abort=True, err=True)
-        with display:
+            _confirm(common, preview, f"Forget {name} for good?")
+        with common.display:
             report = runtime.forget_user(
-                name, dry_run=dry_run, certificate=certificate is not None, progress=display
+                name, dry_run=dry_run, certificate=certificate is not None, progress=common.display
             )
     emit(common, report, str(report))
     _write_certificate(common, certificate, report.certificate)
@@ -195,7 +188,9 @@ def _write_certificate(
         info(common, f"The certificate is {path}, to read: {page}.")
 
 
-def _check_can_ask(common: GlobalOptions) -> None:
-    """Raise a usage error unless the person at a terminal can be asked."""
+def _confirm(common: GlobalOptions, preview: object, question: str) -> None:
+    """Show the preview and ask. Raises a usage error unless somebody at a terminal can answer."""
     if common.json or not sys.stdin.isatty():
         raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")
+    click.echo(str(preview), err=True)
+    click.confirm(question, abort=True, err=True)

@@ -13,7 +13,6 @@ from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import User
@@ -51,8 +50,7 @@ def import_(common: GlobalOptions, file: str, as_user: str | None) -> None:
     The id must be new. The revisions are live at once if they were built on the open base.
     Otherwise the next learn builds new ones from the feedback.
     """
-    display = Display(common)
-    with session.open_runtime(common, "make", display) as runtime, display:
+    with session.open_runtime(common, "make") as runtime, common.display:
         summary = runtime.import_user(file, as_user=as_user)
     emit(common, summary, summary.user)
     info(common, f"Imported {_count_contents(summary)}.")
@@ -144,8 +142,7 @@ def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
 
 def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
     """Let the user write a file or folder (``what``), and print its path."""
-    display = Display(common)
-    with session.open_user(common, "change", display) as user, display:
+    with session.open_user(common, "change") as user, common.display:
         target = write(user)
     emit(common, {what: target, "user": user.id}, str(target))
     return target
@@ -157,8 +154,7 @@ def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revi
 
     # An invalid name must not create a user.
     check_layer_name(layer)
-    display = Display(common)
-    with session.open_user(common, "make", display) as user, display:
+    with session.open_user(common, "make") as user, common.display:
         revision = read(user)
     emit(common, revision, revision.id)
     info(common, f"Live for {user.id}. To undo it: personalpeft rollback {layer}")
@@ -183,9 +179,8 @@ def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> No
     reached.
     """
     names = users or ((common.user,) if common.user else None)
-    display = Display(common)
-    with session.open_runtime(common, "change", display) as runtime, display:
-        published = runtime.publish(names, to=to, progress=display)
+    with session.open_runtime(common, "change") as runtime, common.display:
+        published = runtime.publish(names, to=to, progress=common.display)
     rows = [(each.user, each.name or f"nothing: {each.reason}") for each in published.stacks]
     emit(common, published, format_table(("USER", "NAME"), rows))
     counts = f"{published.written} written, {published.taken} deleted"

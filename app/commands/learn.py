@@ -15,20 +15,20 @@ from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, User
+    from personalpeft_app.progress import Display
 
 BASE = "base"
 
 
 def run_learn(
-    user: User, display: Display, layer: str | None = None, **options: Any
+    common: GlobalOptions, user: User, layer: str | None = None, **options: Any
 ) -> LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
-    with stop_on_interrupt(display) as cancelled:
-        return user.learn(layer, progress=display, cancelled=cancelled, **options)
+    with stop_on_interrupt(common.display) as cancelled:
+        return user.learn(layer, progress=common.display, cancelled=cancelled, **options)
 
 
 @contextmanager
@@ -110,21 +110,22 @@ def learn(
 
     if layer is not None:
         check_layer_name(layer)
-    display = Display(common)
     options["start"] = "nothing" if from_nothing else "auto"
     if not (others or all_users):
-        with session.open_user(common, "change", display) as user:
-            report = run_learn(user, display, layer, **options)
+        with session.open_user(common, "change") as user:
+            report = run_learn(common, user, layer, **options)
         emit(common, report, str(report))
         return
     with (
-        session.open_runtime(common, "change", display) as runtime,
-        stop_on_interrupt(display) as cancelled,
+        session.open_runtime(common, "change") as runtime,
+        stop_on_interrupt(common.display) as cancelled,
     ):
         users = list(dict.fromkeys((common.user_id(), *others)))
         if all_users:
             users = [each.id for each in runtime.iter_users()]
-        reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **options)
+        reports = runtime.learn_many(
+            users, layer, progress=common.display, cancelled=cancelled, **options
+        )
         was_stopped = cancelled()
     if all_users:
         reports = tuple(report for report in reports if report.error != "NothingToLearn")
@@ -164,12 +165,11 @@ def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
     better. A refusal is no error and changes nothing. Ctrl-C stops after the running step and keeps
     the work for the same practice.
     """
-    display = Display(common)
     with (
-        session.open_user(common, "change", display) as user,
-        stop_on_interrupt(display) as cancelled,
+        session.open_user(common, "change") as user,
+        stop_on_interrupt(common.display) as cancelled,
     ):
-        report = user.practice(skill, progress=display, cancelled=cancelled, **options)
+        report = user.practice(skill, progress=common.display, cancelled=cancelled, **options)
     emit(common, report, str(report))
 
 
@@ -195,8 +195,7 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
         raise click.UsageError(
             f"{layer!a} is a revision and no layer. Did you mean: rollback {name} --to {layer}"
         )
-    display = Display(common)
-    with session.open_user(common, "change", display) as user, display:
+    with session.open_user(common, "change") as user, common.display:
         move = user.rollback(layer, "previous" if to is None else None if to == BASE else to)
     emit(common, move, move.after or BASE)
     before, after = (each or "the bare base" for each in (move.before, move.after))
@@ -233,17 +232,16 @@ def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) 
     built from nothing. After an update of its weights the former ones cannot be asked: the report
     compares with the bare base, and --accept switches.
     """
-    display = Display(common)
     with (
-        session.open_runtime(common, "change", display) as runtime,
-        stop_on_interrupt(display) as cancelled,
+        session.open_runtime(common, "change") as runtime,
+        stop_on_interrupt(common.display) as cancelled,
     ):
         report = runtime.rebase(
             common.user_id(),
             other,
             accept=accept,
             compare_only=compare_only,
-            progress=display,
+            progress=common.display,
             cancelled=cancelled,
         )
     emit(common, report, str(report))

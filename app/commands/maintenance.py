@@ -14,7 +14,6 @@ from personalpeft_app import session
 from personalpeft_app.commands.learn import stop_on_interrupt
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
-from personalpeft_app.progress import Display
 
 
 @command("doctor", examples=("doctor", "doctor --load --json"))
@@ -36,9 +35,11 @@ def doctor(common: GlobalOptions, load: bool) -> None:
         return "every setting is valid" if (home / FILE).exists() else "not there: the defaults"
 
     backend = common.backend or "auto"
-    with Display(common) as display:
+    with common.display:
         checks = (
-            *run_checks(common.home, common.base_name(), backend, load=load, progress=display),
+            *run_checks(
+                common.home, common.base_name(), backend, load=load, progress=common.display
+            ),
             run_check(FILE, check_settings),
         )
     rows = [("ok" if check.ok else "WRONG", check.name, check.message) for check in checks]
@@ -66,12 +67,11 @@ def verify(common: GlobalOptions, repair: bool) -> None:
     """
     data: Any
     if repair:
-        display = Display(common)
         with (
-            session.open_runtime(common, "change", display) as runtime,
-            stop_on_interrupt(display) as cancelled,
+            session.open_runtime(common, "change") as runtime,
+            stop_on_interrupt(common.display) as cancelled,
         ):
-            report = runtime.repair(progress=display, cancelled=cancelled)
+            report = runtime.repair(progress=common.display, cancelled=cancelled)
         problems, data, text = report.problems, report, str(report)
     else:
         with session.open_runtime(common, "read") as runtime:
@@ -106,10 +106,9 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
         raise click.UsageError("Give --check. To build a layer anew: learn --from-nothing")
     if revision is not None and all_users:
         raise click.UsageError("REVISION and --all exclude each other.")
-    display = Display(common)
     with (
-        session.open_runtime(common, "read", display) as runtime,
-        stop_on_interrupt(display) as cancelled,
+        session.open_runtime(common, "read") as runtime,
+        stop_on_interrupt(common.display) as cancelled,
     ):
         names = [common.user_id()]
         if all_users:
@@ -118,7 +117,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
         for user in (runtime.user(name, create=False) for name in names):
             heads = [layer.head for layer in user.layers() if layer.head]
             reports += [
-                user.check_rebuild(each, progress=display, cancelled=cancelled)
+                user.check_rebuild(each, progress=common.display, cancelled=cancelled)
                 for each in ([revision] if revision else heads)
             ]
     emit(common, {"revisions": reports}, "\n".join(map(str, reports)))
@@ -172,14 +171,14 @@ def restore(
     import personalpeft
 
     home, _ = common.paths()
-    with Display(common) as display:
+    with common.display:
         report = personalpeft.restore(
             backup,
             home,
             replace=replace,
             forgotten_in=forgotten_in,
             passphrase=session.ask_passphrase(home),
-            progress=display,
+            progress=common.display,
         )
     emit(common, report, str(report))
 
@@ -212,9 +211,9 @@ def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> 
     passphrase, new = session.ask_passphrase(home), None
     if key == "passphrase" and sys.stdin.isatty():
         new = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    with Display(common) as display:
+    with common.display:
         if off:
-            report = personalpeft.decrypt(home, passphrase=passphrase, progress=display)
+            report = personalpeft.decrypt(home, passphrase=passphrase, progress=common.display)
         else:
             report = personalpeft.encrypt(
                 home,
@@ -222,7 +221,7 @@ def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> 
                 rotate=rotate,
                 passphrase=passphrase,
                 new_passphrase=new,
-                progress=display,
+                progress=common.display,
             )
     emit(common, report, str(report))
 
@@ -237,9 +236,8 @@ def gc(common: GlobalOptions, dry_run: bool) -> None:
 
     Safe while other programs use the home.
     """
-    display = Display(common)
-    with display, session.open_runtime(common, "read" if dry_run else "change") as runtime:
-        garbage = runtime.collect_garbage(dry_run=dry_run, progress=display)
+    with common.display, session.open_runtime(common, "read" if dry_run else "change") as runtime:
+        garbage = runtime.collect_garbage(dry_run=dry_run, progress=common.display)
     rows = [
         ("adapters", str(garbage.blobs)),
         ("partial files", str(garbage.parts)),

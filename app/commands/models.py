@@ -17,7 +17,6 @@ from personalpeft.errors import CardError, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft_app.options import GlobalOptions, Group, command, global_options
 from personalpeft_app.output import emit, format_table, info, to_one_line
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft.base_models.local_models import LocalModel
@@ -112,14 +111,14 @@ def models_add(
     settings = resolve(common.home, os.environ)
     home, cache = settings.home, settings.cache
     template = None if chat_template is None else _read_template(Path(chat_template))
-    with Display(common) as display:
+    with common.display:
         model = inspect_local_model(
             Path(path),
             cache=cache,
             name=name,
             template=template,
             taken=[home / "models"],
-            progress=display,
+            progress=common.display,
         )
     backend = choose_backend(common.backend or "auto", model.card, None).name
     free = host.free_memory()
@@ -191,12 +190,12 @@ def _ask(common: GlobalOptions, model: LocalModel) -> str:
     from personalpeft.base_models.model_card import write_card
 
     # A home of its own: the user's gets the card only if this works.
-    with tempfile.TemporaryDirectory() as folder, Display(common) as display:
+    with tempfile.TemporaryDirectory() as folder, common.display:
         card = write_card(model.card, Path(folder) / "models")
         with personalpeft.open(
-            folder, str(card), common.backend or "auto", progress=display
+            folder, str(card), common.backend or "auto", progress=common.display
         ) as runtime:
-            display("Asking a question", 0.0)
+            common.display("Asking a question", 0.0)
             return runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40).text
 
 

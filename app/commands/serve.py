@@ -22,7 +22,6 @@ from personalpeft_app.options import (
     option,
 )
 from personalpeft_app.output import emit, format_table, info
-from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft.settings import Observing
@@ -136,9 +135,8 @@ def serve(
         max_queue_per_user=share_of_a_user(max_queue),
         users=None,
     )
-    display = Display(common)
     with session.open_runtime(
-        common, "make", display, serving, implicit_feedback, train=not no_train
+        common, "make", serving=serving, observing=implicit_feedback, train=not no_train
     ) as runtime:
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
@@ -160,7 +158,7 @@ def serve(
         server = Server(app, limiter, host=address, port=port)
         # After that, so that a start that fails leaves no token, which --public asks for.
         created = runtime.api_keys.ensure_admin_key()
-        with display:
+        with common.display:
             runtime.engine()
             choice = runtime.backend_choice()
         _log(common)

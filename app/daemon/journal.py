@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from enum import StrEnum
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
-
-from personalpeft_app.daemon.policy import FailedTask, TaskKind
-from personalpeft_app.daemon.tasks import ReportWindow
 
 TASK = "daemon"
 """The name of the daemon's lease and of its note."""
@@ -30,6 +27,15 @@ _MAX_STARTED = 20
 _MAX_KEYS = 2_000
 _MAX_ALL_KEYS = 20_000
 MAX_MESSAGE = 300  # Characters of an entry.
+
+
+class TaskKind(StrEnum):
+    """Work other than learning, in order of precedence."""
+
+    PROBATION = "probation"
+    BACKUP = "backup"
+    COLLECT = "collect"
+    REPORT = "report"
 
 
 class Outcome(StrEnum):
@@ -65,6 +71,23 @@ class StartedWork:
 
     keys: tuple[str, ...]
     times: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """The last try of a task: the moment for which it was due, the time of the try, the error."""
+
+    key: str
+    at: datetime
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWindow:
+    """The time after ``since``, up to ``until``."""
+
+    since: datetime
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +151,10 @@ class Journal:
             del attempts[next(iter(attempts))]
         return replace(self, attempts=attempts)
 
+    def spent_on(self, now: datetime, zone: tzinfo) -> float:
+        """Return the seconds of learning of the day that it is in a zone."""
+        return self.spent.get(local_day(now, zone), 0.0)
+
     def add_time(self, day: str, seconds: float) -> Self:
         """Return the journal with seconds of learning added to a day."""
         spent = {**self.spent, day: self.spent.get(day, 0.0) + max(0.0, seconds)}
@@ -153,6 +180,11 @@ class Journal:
 
 
 _ADAPTER = TypeAdapter(Journal)
+
+
+def local_day(now: datetime, zone: tzinfo) -> str:
+    """Return the key of a day in ``Journal.spent``."""
+    return f"{now.astimezone(zone):%Y-%m-%d}"
 
 
 def from_text(text: str | None) -> Journal:

@@ -12,13 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
 from personalpeft.formatting import pluralize
 from personalpeft.learning.status import Pending
+from personalpeft_app.daemon.journal import Journal, TaskKind
 from personalpeft_app.daemon.settings import Settings
 
 QUIET = timedelta(seconds=10)
@@ -30,15 +31,6 @@ RETRY = timedelta(hours=1)
 _ASSUMED_SECONDS = 60.0
 _MIN_SECONDS = 1.0
 _FAR = datetime.max.replace(tzinfo=UTC)
-
-
-class TaskKind(StrEnum):
-    """Work other than learning, in order of precedence."""
-
-    PROBATION = "probation"
-    BACKUP = "backup"
-    COLLECT = "collect"
-    REPORT = "report"
 
 
 class Blocker(StrEnum):
@@ -70,30 +62,6 @@ class HostState:
     other_cpu_load: float | None = None
     temperature: float | None = None
     served: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailedTask:
-    """The last try of a task: the moment for which it was due, the time of the try, the error."""
-
-    key: str
-    at: datetime
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What was done.
-
-    Attributes:
-        spent: Seconds of learning today.
-        tasks: By name, the moment for which each task was last done.
-        failed: By name, tasks whose last try failed.
-    """
-
-    spent: float = 0.0
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, FailedTask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +101,25 @@ class Decision:
 
 
 def plan(
-    settings: Settings, host: HostState, backlogs: Sequence[Pending], history: History
+    settings: Settings, host: HostState, backlogs: Sequence[Pending], journal: Journal
 ) -> Decision:
     """Return what to do now. Call it again after the action."""
     due = [(each, reason) for each in backlogs if (reason := _due(settings, host, each))]
     due.sort(key=lambda each: (not each[0].is_unfinished, -priority(host, each[0]), each[0].user))
-    tasks = _due_tasks(settings, host, history)
-    blocked = _blocked(settings, host, history)
-    if not due or blocked is not None:
-        serving = _wait_for_quiet(host, QUIET)
-        first, rest = (None, tasks) if serving else (next(iter(tasks), None), tasks[1:])
-        waiting = [_waiting(task.kind, task.reason, serving) for task in rest]
-        waiting += _retries(host, history, tasks)
-        return Decision(first, _upcoming(settings, host, backlogs, due, blocked, waiting))
-    (learner, reason), *others = due
-    learn = LearnUser(learner.user, max(_MIN_SECONDS, settings.budget * 60 - history.spent), reason)
-    left = [each for each in backlogs if each != learner]
-    waiting = [_waiting(task.kind, task.reason, None) for task in tasks]
-    waiting += _retries(host, history, tasks)
-    return Decision(learn, _upcoming(settings, host, left, others, None, waiting))
+    tasks = _due_tasks(settings, host, journal)
+    retries = _retries(host, journal, tasks)
+    blocked = _blocked(settings, host, journal)
+    serving = None
+    action: LearnUser | Task | None = None
+    if due and blocked is None:
+        (learner, reason), *due = due
+        left = settings.budget * 60 - journal.spent_on(host.now, host.zone)
+        action = LearnUser(learner.user, max(_MIN_SECONDS, left), reason)
+        backlogs = [each for each in backlogs if each != learner]
+    elif (serving := _wait_for_quiet(host, QUIET)) is None and tasks:
+        action, *tasks = tasks
+    waiting = [_waiting(task.kind, task.reason, serving) for task in tasks] + retries
+    return Decision(action, _upcoming(settings, host, backlogs, due, blocked, waiting))
 
 
 def priority(host: HostState, backlog: Pending) -> float:
@@ -202,7 +170,7 @@ def _due(settings: Settings, host: HostState, backlog: Pending) -> str:
     return f"{lessons}, and it was {settings.learn_at}" if existed and not learned else ""
 
 
-def _blocked(settings: Settings, host: HostState, history: History) -> Upcoming | None:
+def _blocked(settings: Settings, host: HostState, journal: Journal) -> Upcoming | None:
     """Return what keeps every user from learning now, and until when."""
 
     def wait(blocker: Blocker, reason: str, until: datetime | None = None) -> Upcoming:
@@ -219,7 +187,7 @@ def _blocked(settings: Settings, host: HostState, history: History) -> Upcoming 
     if host.other_cpu_load is not None and host.other_cpu_load > settings.load:
         load = f"{host.other_cpu_load:.0%} of {settings.load:.0%}"
         return wait(Blocker.LOAD, f"waits until other programs use less of the processors ({load})")
-    if history.spent + _MIN_SECONDS > settings.budget * 60:
+    if journal.spent_on(host.now, host.zone) + _MIN_SECONDS > settings.budget * 60:
         reason = f"the {settings.budget:g} minutes of today are used up"
         return wait(Blocker.BUDGET, reason, next_occurrence(time(0), host.now, host.zone))
     return None
@@ -234,7 +202,7 @@ def _wait_for_quiet(host: HostState, idle: timedelta) -> Upcoming | None:
     return Upcoming("everything", host.served + idle, reason, Blocker.SERVING)
 
 
-def _due_tasks(settings: Settings, host: HostState, history: History) -> list[Task]:
+def _due_tasks(settings: Settings, host: HostState, journal: Journal) -> list[Task]:
     """Return the tasks that are due, in order of precedence."""
     due = []
     for kind in TaskKind:
@@ -244,19 +212,19 @@ def _due_tasks(settings: Settings, host: HostState, history: History) -> list[Ta
             last, reason = last_occurrence(at, host.now, host.zone), f"every day at {at:%H:%M}"
         else:
             continue
-        key, failed = last.isoformat(), history.failed.get(kind)
+        key, failed = last.isoformat(), journal.failed.get(kind)
         waits = failed is not None and failed.key == key and abs(host.now - failed.at) < RETRY
-        if history.tasks.get(kind) != key and not waits:
+        if journal.tasks.get(kind) != key and not waits:
             due.append(Task(kind, key, reason))
     return due
 
 
-def _retries(host: HostState, history: History, due: Sequence[Task]) -> list[Upcoming]:
+def _retries(host: HostState, journal: Journal, due: Sequence[Task]) -> list[Upcoming]:
     """Return the failed tasks that are tried again later."""
     names = {task.kind for task in due}
     return [
         Upcoming(name, each.at + RETRY, "the last try failed")
-        for name, each in history.failed.items()
+        for name, each in journal.failed.items()
         if name not in names and abs(host.now - each.at) < RETRY
     ]
 

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -49,13 +47,9 @@ class PollLoop:
 
         ``look`` is the seconds between two looks of the watchdog.
         """
+        # No round is too late. By default missed rounds become one, and one runs at a time.
         scheduler = BackgroundScheduler(
-            jobstores={"default": MemoryJobStore()},
-            executors={"default": ThreadPoolExecutor(1)},
-            # No round is too late, and missed rounds become one.
-            job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
-            timezone=UTC,
-            logger=_log,
+            job_defaults={"misfire_grace_time": None}, timezone=UTC, logger=_log
         )
         trigger = IntervalTrigger(seconds=self._every, timezone=UTC)
         scheduler.add_job(self._round, trigger, id=_ROUND, next_run_time=datetime.now(UTC))

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from personalpeft import Busy, LearnReport, NotFound, Runtime
 from personalpeft.formatting import pluralize
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft_app.daemon.policy import TaskKind
+from personalpeft_app.daemon.journal import ReportWindow, TaskKind
 from personalpeft_app.daemon.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class ReportWindow:
-    """The time after ``since``, up to ``until``."""
-
-    since: datetime
-    until: datetime
 
 
 def run_task(kind: TaskKind, runtime: Runtime, settings: Settings, window: ReportWindow) -> str:

@@ -36,22 +36,22 @@ from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     MAX_MESSAGE,
     TASK,
+    FailedTask,
     Journal,
     LogEntry,
     Outcome,
+    TaskKind,
     from_text,
+    local_day,
 )
 from personalpeft_app.daemon.machine import Machine, MachineReading
 from personalpeft_app.daemon.policy import (
     QUIET,
     RETRY,
     Decision,
-    FailedTask,
-    History,
     HostState,
     LearnUser,
     Task,
-    TaskKind,
     plan,
 )
 from personalpeft_app.daemon.settings import Settings, read_settings
@@ -135,7 +135,7 @@ class Worker:
     @property
     def spent(self) -> float:
         """The seconds of learning that today's budget has lost."""
-        return self.journal.spent.get(self._day(), 0.0)
+        return self.journal.spent_on(self._clock.now(), self._time_zone())
 
     def _decide(self) -> Decision:
         attempts = self.journal.attempts
@@ -153,8 +153,7 @@ class Worker:
             reading.temperature,
             self._runtime.maintenance.last_activity(),
         )
-        history = History(self.spent, self.journal.tasks, self.journal.failed)
-        return plan(self._settings, host, backlogs, history)
+        return plan(self._settings, host, backlogs, self.journal)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
@@ -163,9 +162,6 @@ class Worker:
 
     def _time_zone(self) -> tzinfo:
         return self._zone or self._settings.time_zone()
-
-    def _day(self) -> str:
-        return f"{self._clock.now().astimezone(self._time_zone()):%Y-%m-%d}"
 
     def _read_settings(self) -> None:
         try:
@@ -292,7 +288,7 @@ class _HostMonitor:
         self.unplugged = False
         self._worker = worker
         self._hot = False
-        self._day = worker._day()
+        self._day = local_day(worker._clock.now(), worker._time_zone())
         self._probed: float | None = None
         self._began = self._recorded = worker._clock.timer()
 

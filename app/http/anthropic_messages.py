@@ -146,11 +146,8 @@ def blueprint(models: Models) -> Blueprint:
             "model": model.name,
         }
         if body.stream:
-            return generation.sse_response(
-                batch,
-                _events(batch, head, options),
-                lambda error: generation.format_event(error, "error"),
-            )
+            events = _events(batch, head, options)
+            return batch.stream(events, lambda error: generation.format_event(error, "error"))
         (reply,) = batch.replies()
         parts = options.read(reply)
         text = "".join(part for part in parts if isinstance(part, str))

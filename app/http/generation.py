@@ -1,4 +1,4 @@
-"""Generate the replies of a request, whole or streamed, for OpenAI's and Anthropic's routes.
+"""Generate the replies of OpenAI's and Anthropic's routes, whole or streamed, and write streams.
 
 Invariants: either all replies of a request start or none. An error before the first piece is a
 response with a status. Streams close with the response.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from personalpeft import Reply, ServingFailed, Stream
 from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import ToolCall
-from personalpeft_app.http import error_responses
+from personalpeft_app.http.error_responses import error_formatter
 from personalpeft_app.http.models import Model
 from personalpeft_app.http.tools import ToolOptions, calls_of
 from personalpeft_app.http.validation import Body, Part
@@ -108,6 +108,16 @@ class Generation:
         response.headers.update(_headers(self.model, reply.stack.digest, reply.turn_id))
         return response
 
+    def stream(self, events: Iterator[str], fault: Callable[[dict[str, Any]], str]) -> Response:
+        """Return a response of server-sent events. Raises as ``sse_response``."""
+
+        def closing_events() -> Generator[str, None, None]:
+            with closing(self):
+                yield from events
+
+        headers = _headers(self.model, self.streams[0].stack.digest)
+        return sse_response(closing_events(), fault, headers)
+
     def close(self) -> None:
         """Cancel the replies that are unfinished."""
         for stream in self.streams:
@@ -177,38 +187,32 @@ def _headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
 
 
 def sse_response(
-    generation: Generation, events: Iterator[str], fault: Callable[[dict[str, Any]], str]
+    events: Generator[str, None, None],
+    fault: Callable[[dict[str, Any]], str],
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a response of server-sent events.
+    """Return a response of server-sent events, which closes them at its end.
 
     An error before the first event is raised here. ``fault`` formats a later one as an event.
     """
-    try:
-        first = next(events, "")
-    except BaseException:
-        generation.close()
-        raise
-
-    format_error = error_responses.error_formatter()
+    first = next(events, "")
+    format_error = error_formatter()
 
     def written() -> Iterator[str]:
         try:
             yield from chain([first], events)
         except Exception as error:  # noqa: BLE001 - the status is sent already
             yield fault(format_error(error))
-        finally:
-            generation.close()
 
-    stack = generation.streams[0].stack.digest
-    response = Response(
-        written(), mimetype="text/event-stream", headers=_headers(generation.model, stack)
-    )
+    response = Response(written(), mimetype="text/event-stream", headers=headers)
     response.headers["X-Accel-Buffering"] = "no"
-    response.call_on_close(generation.close)
+    # Also if the client disconnects before the first byte, when ``written`` has not started.
+    response.call_on_close(events.close)
     return response
 
 
 def format_event(value: Any, name: str = "") -> str:
     """Return one server-sent event."""
+    # JSON is written without line ends, so one line of data holds it.
     data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"

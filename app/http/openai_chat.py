@@ -261,7 +261,7 @@ def _answer(
     }
     if body.stream:
         events = _events(batch, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return generation.sse_response(batch, events, generation.format_event)
+        return batch.stream(events, generation.format_event)
     replies = batch.replies()
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)

@@ -153,7 +153,7 @@ def blueprint(models: Models) -> Blueprint:
         if body.stream:
             numbers = itertools.count()
             events = _events(batch, shape, options, numbers)
-            return generation.sse_response(batch, events, partial(_fault, numbers))
+            return batch.stream(events, partial(_fault, numbers))
         (reply,) = batch.replies()
         output = _Output()
         for part in options.read(reply):

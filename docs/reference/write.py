@@ -121,7 +121,7 @@ def python() -> str:
     lines += ["Import `personalpeft`; importing loads no model. Every public name is here.", ""]
     lines += ["## `personalpeft.open`", "", *_signature("open", personalpeft.open), ""]
     for kind in (Runtime, User):
-        lines += [f"## `{kind.__name__}`", "", _cell(_first_paragraph(kind)), ""]
+        lines += [f"## `{kind.__name__}`", "", *_prose(inspect.getdoc(kind) or ""), ""]
         for name, member in _public_members(kind):
             lines += [f"### `{kind.__name__}.{name}`", "", *_signature(name, member), ""]
     others = {name: getattr(personalpeft, name) for name in sorted(personalpeft.__all__)}

@@ -150,14 +150,8 @@ def compare(
             f"Both sides are {revisions[0] or 'the bare base'}.", hint="Name another revision."
         )
     engine = services.engine
-    sampling = check_sampling(
-        engine.backend.base.card.sampling,
-        temperature=0,
-        top_p=None,
-        max_tokens=max_tokens,
-        stop=(),
-        seed=0,
-    )
+    default = engine.backend.base.card.sampling
+    sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
     augmented, item_ids = messages, tuple[str, ...]()
     if memory:
         augmented, item_ids = augment_prompt(services, user, messages)

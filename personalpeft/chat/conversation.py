@@ -82,10 +82,8 @@ class Conversation:
     def messages(self, tool_format: ToolFormat = ToolFormat.HERMES) -> tuple[Message, ...]:
         """Return the messages so far, each reply as it was edited.
 
-        A turn without a reply is left out.
-
-        Args:
-            tool_format: How tool calls are written. Those in another format stay text.
+        A turn without a reply is left out. Tool calls in another format than ``tool_format`` stay
+        text.
         """
         messages: list[Message] = []
         for number, turn in enumerate(self.turns):
@@ -127,17 +125,9 @@ def list_conversations(
 def read_conversation(
     store: Store, user: str, conversation_id: str, *, replaces: str | None = None
 ) -> Conversation:
-    """Return a conversation.
+    """Return a conversation by its id or a unique prefix, up to the turn before ``replaces``.
 
-    Args:
-        store: The open home.
-        user: The user.
-        conversation_id: Its id or a unique prefix.
-        replaces: Return only what comes before this turn.
-
-    Raises:
-        NotFound: There is no such conversation.
-        InvalidInput: ``replaces`` is in another conversation.
+    Raises ``NotFound``, and ``InvalidInput`` if ``replaces`` is in another conversation.
     """
     links = _links(store, user)
     by_id = {link.turn: link for link in links}
@@ -180,28 +170,15 @@ def _add_signal(feedback: TurnFeedback, signal: Signal) -> TurnFeedback:
 
 
 def conversation_of(store: Store, user: str, turn_id: str) -> str | None:
-    """Return the conversation that a turn is in, None if it is in none.
-
-    Args:
-        store: The open home.
-        user: The user.
-        turn_id: The full id of the turn.
-    """
+    """Return the conversation that a turn is in, by its full id. None if it is in none."""
     return next(link for link in _links(store, user) if link.turn == turn_id).conversation or None
 
 
 def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Return the id of a conversation and all its turns, regenerated ones too, oldest first.
 
-    Args:
-        store: The open home.
-        user: The user.
-        name: The id of the conversation or of one of its turns, or a unique prefix.
-
-    Raises:
-        NotFound: There is neither.
-        Forgotten: The turn was erased.
-        InvalidInput: The turn is in no conversation, or the prefix is ambiguous.
+    ``name`` is its id or that of one of its turns, or a unique prefix. Raises ``NotFound``,
+    ``Forgotten``, and ``InvalidInput`` for a turn in no conversation or an ambiguous prefix.
     """
     links = _links(store, user)
     wanted = name if any(link.conversation == name for link in links) else None
@@ -221,14 +198,9 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
 
 
 def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn | None:
-    """Return the turn that a list of messages continues, for clients that send no ids.
+    """Return the turn that a whole prompt continues, for clients that send no ids.
 
     That is the newest turn whose prompt and reply precede the last message.
-
-    Args:
-        store: The open home.
-        user: The user.
-        messages: The whole prompt.
     """
     if len(messages) < 3 or messages[-2].role != "assistant":
         return None
@@ -239,15 +211,10 @@ def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn 
 def drop_oldest(
     messages: Sequence[Message], excess: int, count_tokens: Callable[[str], int]
 ) -> tuple[Message, ...]:
-    """Return messages without the oldest exchanges.
+    """Return a prompt without its oldest exchanges, at least ``excess`` tokens if it has so many.
 
     An exchange is a user message and what follows up to the next one. System messages and the last
-    exchange stay.
-
-    Args:
-        messages: The prompt.
-        excess: How many tokens to drop, or more, if there are so many.
-        count_tokens: Counts the tokens of a text.
+    exchange stay. ``count_tokens`` counts those of a text.
     """
     system = [m for m in messages if m.role == "system"]
     rest = [m for m in messages if m.role != "system"]

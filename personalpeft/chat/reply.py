@@ -233,16 +233,9 @@ def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[in
 
 
 def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
-    """Return the turn that ``User.turn`` names.
+    """Return the turn that a reply, a turn, an id or a unique prefix of it names, or "last".
 
-    Args:
-        store: The open home.
-        user: The user.
-        reply: A reply, a turn, an id or a unique prefix of it, or "last".
-
-    Raises:
-        NotFound: There is no such turn.
-        InvalidInput: It is none of these, or several turns fit.
+    Raises ``NotFound``, and ``InvalidInput`` if it is none of these or several turns fit.
     """
     if reply == LAST:
         newest = store.ledger.turns(user, limit=1)

@@ -15,7 +15,6 @@ from personalpeft.chat.conversation import (
 )
 from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.chat.reply import Reply, Stream
-from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
@@ -200,7 +199,8 @@ def _record_implicit_feedback(
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` if the base's chat template would drop the tools in the messages."""
-    if uses_tools(messages) and services.base.tool_format is ToolFormat.NONE:
+    uses_tools = any(each.tools or each.tool_calls or each.role == "tool" for each in messages)
+    if uses_tools and services.base.tool_format is ToolFormat.NONE:
         raise InvalidInput(
             "The chat template of this base does not support tools.",
             hint="Leave tools out, or open a base that supports them.",

@@ -75,13 +75,7 @@ class AdapterRouter:
         self._regions: OrderedDict[tuple[str, str], SimilarityRegion | None] = OrderedDict()
 
     def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
-        """Return the part of a stack that serves a request.
-
-        Args:
-            user: The owner.
-            stack: Some or all of the live layers.
-            messages: The request.
-        """
+        """Return the part of a user's stack that serves a request."""
         (selected,) = self.select_each(user, stack, [messages], {})
         return selected
 
@@ -94,11 +88,7 @@ class AdapterRouter:
     ) -> tuple[Stack, ...]:
         """Return, for each request, the part of a stack that would serve it.
 
-        Args:
-            user: The owner.
-            stack: A live stack, or one with a candidate in it.
-            requests: The messages of each request.
-            built_from: By layer, the signals of a candidate that is in no catalog yet.
+        ``built_from`` has, by layer, the signals of a candidate that is in no catalog yet.
         """
         if not stack.entries:
             return (stack,) * len(requests)

@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -32,8 +33,38 @@ MAX_TEXT_LENGTH = 100_000
 MAX_TOOLS = 128
 # Of JSON inside a message; the ledger accepts twice as much.
 _MAX_DEPTH = 32
-_CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+# Empty where a call has none.
+_CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{0,128}")
 _ROLES: tuple[str, ...] = get_args(Role)
+
+
+def _is_whole(value: object) -> bool:
+    return is_number(value) and isinstance(value, int)
+
+
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
+    "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+    "max_tokens": (lambda v: _is_whole(v) and v >= 1, "a whole number above 0"),
+    "seed": (lambda v: _is_whole(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
+    "stop": (
+        lambda v: isinstance(v, list | tuple) and all(isinstance(s, str) and s for s in v),
+        "a list of texts that are not empty",
+    ),
+    "timeout": (
+        lambda v: v is None or (is_number(v) and 0 < v < float("inf")),
+        "seconds above 0, or None for no limit",
+    ),
+    "top_logprobs": (
+        lambda v: _is_whole(v) and 0 <= v <= MAX_TOP_LOGPROBS,
+        f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
+    ),
+    "truncation": (
+        lambda v: v in (None, *get_args(Truncation)),
+        '"auto", "disabled" or None',
+    ),
+}
+"""The options of ``User.chat``: whether a value is allowed, and which are."""
 
 
 def check_prompt(prompt: Prompt) -> tuple[Message, ...]:
@@ -69,19 +100,16 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         )
     names = []
     for number, tool in enumerate(tools, 1):
-        is_function = isinstance(tool, Mapping) and tool.get("type") == "function"
-        function = tool.get("function") if is_function else None
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if (
-            not isinstance(function, Mapping)
-            or not isinstance(name, str)
-            or not TOOL_NAME.fullmatch(name)
-        ):
-            raise InvalidInput(
-                f"Tool {number} must be a function with a valid name.",
-                hint="Give {'type': 'function', 'function': {'name': …}}, the name of letters, "
-                "digits, '_', '-' and '.'.",
-            )
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}} if TOOL_NAME.fullmatch(name):
+                names.append(name)
+            case _:
+                raise InvalidInput(
+                    f"Tool {number} must be a function with a valid name.",
+                    hint="Give {'type': 'function', 'function': {'name': …}}, the name of letters, "
+                    "digits, '_', '-' and '.'.",
+                )
+        function = tool["function"]
         if not isinstance(function.get("description") or "", str) or not isinstance(
             function.get("parameters") or {}, Mapping
         ):
@@ -89,7 +117,6 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
                 f"The description of tool {number} must be text and its parameters an object.",
                 hint="Give the parameters as a JSON Schema.",
             )
-        names.append(name)
     if len(set(names)) < len(names):
         raise InvalidInput("Two tools have the same name.", hint="Rename one of them.")
     return tuple(_check_json(tool, what=f"tool {number}") for number, tool in enumerate(tools, 1))
@@ -113,27 +140,11 @@ def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
 def attach_tools(
     messages: tuple[Message, ...], tools: tuple[Tool, ...], must_call: bool | str = False
 ) -> tuple[Message, ...]:
-    """Return the messages with tools offered in the last one.
-
-    Args:
-        messages: The checked prompt.
-        tools: The checked tools.
-        must_call: As for ``User.chat``.
-
-    Raises:
-        InvalidInput: The tools cannot satisfy ``must_call``.
-    """
+    """Return the messages with tools offered in the last one. Raises as ``check_must_call``."""
     must_call = check_must_call(tools, must_call)
     if not tools:
         return messages
     return (*messages[:-1], replace(messages[-1], tools=tools, must_call=must_call))
-
-
-def uses_tools(messages: Sequence[Message]) -> bool:
-    """Whether a chat template without tool support would drop part of these messages."""
-    return any(
-        message.tools or message.tool_calls or message.role == "tool" for message in messages
-    )
 
 
 def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) -> str:
@@ -170,71 +181,33 @@ def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) ->
 def check_sampling(
     default: Sampling,
     *,
-    temperature: float | None,
-    top_p: float | None,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    seed: int,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
 ) -> Sampling:
-    """Return the card's sampling with the given values in place.
-
-    Args:
-        default: The card's sampling.
-        temperature, top_p, max_tokens, stop, seed: As for ``User.chat``.
-
-    Raises:
-        InvalidInput: A value is wrong.
-    """
-    if isinstance(stop, str):
-        stop = (stop,)
-    if not isinstance(stop, list | tuple):
-        raise _wrong("stop", stop, "a list of texts that are not empty")
+    """Return the card's sampling with the given values in place. Raises ``InvalidInput``."""
+    texts = (stop,) if isinstance(stop, str) else stop
+    check_option("stop", texts)
     sampling = replace(
         default,
         temperature=default.temperature if temperature is None else temperature,
         top_p=default.top_p if top_p is None else top_p,
         max_tokens=default.max_tokens if max_tokens is None else max_tokens,
         seed=seed,
-        stop=tuple(stop) or default.stop,
+        stop=tuple(texts) or default.stop,
     )
-    checks: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-        "temperature": (lambda v: is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
-        "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-        "max_tokens": (lambda v: _is_whole(v) and v >= 1, "a whole number above 0"),
-        "seed": (
-            lambda v: _is_whole(v) and 0 <= v < 2**63,
-            "a whole number from 0 to 2^63 - 1",
-        ),
-        "stop": (
-            lambda v: all(isinstance(s, str) and s for s in v),
-            "a list of texts that are not empty",
-        ),
-    }
-    for name, (is_valid, allowed) in checks.items():
-        if not is_valid(getattr(sampling, name)):
-            raise _wrong(name, getattr(sampling, name), allowed)
+    for name in ("temperature", "top_p", "max_tokens", "seed"):
+        check_option(name, getattr(sampling, name))
     return sampling
 
 
-def check_timeout(seconds: float | None) -> float | None:
-    """Return a valid timeout of a reply. Raises ``InvalidInput``."""
-    if seconds is not None and not (is_number(seconds) and 0 < seconds < float("inf")):
-        raise _wrong("timeout", seconds, "seconds above 0, or None for no limit")
-    return seconds
-
-
-def check_top_logprobs(count: int) -> int:
-    """Return a valid number of alternatives a token. Raises ``InvalidInput``."""
-    if not (_is_whole(count) and 0 <= count <= MAX_TOP_LOGPROBS):
-        raise _wrong("top_logprobs", count, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
-    return count
-
-
-def check_truncation(truncation: str | None, continues: bool) -> bool:
-    """Return whether a prompt may be truncated. Raises ``InvalidInput``."""
-    if truncation not in (None, *get_args(Truncation)):
-        raise _wrong("truncation", truncation, '"auto", "disabled" or None')
-    return truncation == "auto" or (truncation is None and continues)
+def check_option(name: str, value: object) -> None:
+    """Raise ``InvalidInput`` if an option of ``User.chat`` has a wrong value."""
+    is_valid, allowed = _OPTIONS[name]
+    if not is_valid(value):
+        raise InvalidInput(f"{name} must be {allowed}, got {value!r}.", hint=f"Give {allowed}.")
 
 
 def check_continuation(messages: Sequence[Message], template: bool) -> None:
@@ -248,10 +221,6 @@ def check_continuation(messages: Sequence[Message], template: bool) -> None:
             "The history of a conversation is added by itself.",
             hint="Give only the new messages, or leave conversation_id and replaces out.",
         )
-
-
-def _wrong(name: str, value: object, allowed: str) -> InvalidInput:
-    return InvalidInput(f"{name} must be {allowed}, got {value!r}.", hint=f"Give {allowed}.")
 
 
 def _message(number: int, value: object) -> Message:
@@ -284,33 +253,30 @@ def _message(number: int, value: object) -> Message:
     if content:
         # With a full stop, since a message may be blank.
         check_text(content + ".", what=f"content of message {number}")
-    if call_id and not (isinstance(call_id, str) and _CALL_ID.fullmatch(call_id)):
+    if not isinstance(call_id, str) or not _CALL_ID.fullmatch(call_id):
         raise _invalid_call(number)
-    for call in calls:
-        if not TOOL_NAME.fullmatch(call.name) or (call.id and not _CALL_ID.fullmatch(call.id)):
-            raise _invalid_call(number)
-        _check_json(call.arguments, what=f"call of message {number}")
     return Message(cast(Role, role), content, calls, call_id, tools, must_call)
 
 
 def _call(number: int, value: object) -> ToolCall:
     """Return an OpenAI tool call, or a ``ToolCall``, as a ``ToolCall``."""
-    if isinstance(value, ToolCall):
-        return value
-    function = value.get("function") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+    call_id: object
+    match value:
+        case ToolCall(name, arguments, call_id):
+            pass
+        case {"function": {"name": str(name), "arguments": arguments}, **rest}:
+            call_id = rest.get("id") or ""
+            if isinstance(arguments, str):
+                with suppress(ValueError, RecursionError):
+                    arguments = parse_strict_json(arguments or "{}")
+        case _:
+            raise _invalid_call(number)
+    if not isinstance(arguments, Mapping) or not isinstance(call_id, str):
         raise _invalid_call(number)
-    name, arguments, call_id = function.get("name"), function.get("arguments"), value.get("id")
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_strict_json(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+    if not TOOL_NAME.fullmatch(name) or not _CALL_ID.fullmatch(call_id):
         raise _invalid_call(number)
-    if not isinstance(call_id or "", str):
-        raise _invalid_call(number)
-    return ToolCall(name, arguments, call_id or "")
+    _check_json(arguments, what=f"call of message {number}")
+    return ToolCall(name, arguments, call_id)
 
 
 def _invalid_call(number: int) -> InvalidInput:
@@ -341,7 +307,3 @@ def _depth(value: object) -> int:
     if isinstance(value, Mapping):
         return 1 + max(map(_depth, value.values()), default=0)
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list | tuple) else 1
-
-
-def _is_whole(value: object) -> bool:
-    return is_number(value) and isinstance(value, int)

@@ -68,16 +68,9 @@ class CompletionCache:
     def complete_with_base(
         self, user: str, base: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
     ) -> Completions:
-        """Return the bare base's completions of some prompts.
+        """Return the bare base's completions of single-message prompts, requested by a user.
 
-        Args:
-            user: The owner of the requests.
-            base: The digest of the base.
-            prompts: Single messages.
-            cancelled: Ends the batch early once it returns True.
-
-        Raises:
-            Cancelled: The engine was closed meanwhile; or what ``Engine.complete`` raises.
+        ``base`` is its digest. Raises ``Cancelled`` if the engine was closed meanwhile.
         """
         messages = [(Message("user", prompt),) for prompt in prompts]
         requests = [

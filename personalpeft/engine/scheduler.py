@@ -45,11 +45,8 @@ class Scheduler:
     ) -> tuple[tuple[str, ...], list[tuple[AdapterLoad, Stack]]]:
         """Give slots to the adapters that are waited for, in queue order. The caller loads them.
 
-        Args:
-            skipped: Whether not to load a key now.
-
-        Returns:
-            The reserved keys, with which requests may start, and the adapters to load.
+        Return the reserved keys, with which requests may start, and the adapters to load. Keys that
+        are ``skipped`` are not loaded now.
         """
         stacks: dict[str, Stack] = {}
 

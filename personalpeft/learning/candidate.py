@@ -19,14 +19,8 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
-from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
-from personalpeft.learning.data.training_examples import lessons_for
-from personalpeft.learning.layers import (
-    LayerState,
-    held_out_signals,
-    holdout_beside,
-    replace_layer,
-)
+from personalpeft.learning.data.training_examples import lessons_for, scrub_assignments
+from personalpeft.learning.layers import LayerState, held_out_signals, holdout_beside, replace_layer
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MAX_HOLDOUT, Plan
 from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig

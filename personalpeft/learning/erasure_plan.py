@@ -127,33 +127,17 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
                 f"{user} has no layer {item}.", hint=suggest_nearest(item, known, what="layer")
             )
         return ErasureTarget(item, signals=frozenset(taught), layer=item)
-    found = find_item(store, user, item)
-    ids = frozenset({found.id})
-    if isinstance(found, Turn):
-        return ErasureTarget(found.id, turns=ids)
-    return ErasureTarget(found.id, signals=ids)
-
-
-def find_item(store: Store, user: str, item: str) -> Turn | Signal:
-    """Return the turn or signal that an item names.
-
-    Args:
-        store: The open home.
-        user: The user.
-        item: An unambiguous beginning of an id.
-
-    Raises:
-        NotFound: There is none.
-        Forgotten: It was erased.
-        InvalidInput: It is no such id, or ambiguous.
-    """
     if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
         raise InvalidInput(
             f"An item must be the id of a turn or a signal, or a layer, got {ascii(item)[:80]}.",
             hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons"
             " and turns list them. A layer is style, memory or skill.<name>.",
         )
-    return store.ledger.turn(user, item) if item[0] == "t" else store.ledger.signal(user, item)
+    if item[0] == "t":
+        turn = store.ledger.turn(user, item).id
+        return ErasureTarget(turn, turns=frozenset({turn}))
+    signal = store.ledger.signal(user, item).id
+    return ErasureTarget(signal, signals=frozenset({signal}))
 
 
 def plan_erasure(store: Store, user: str, target: ErasureTarget) -> ErasurePlan:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
     load_assignments,
+    scrub_assignments,
 )
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports

@@ -27,14 +27,8 @@ from personalpeft.learning.layers import (
     root_revision,
     trained_on,
 )
-from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.outcomes import (
-    LearnOutcome,
-    MoveCause,
-    Reason,
-    ReasonCode,
-    reason,
-)
+from personalpeft.learning.options import LearnOptions, cancelled_error
+from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.publish import (
@@ -47,15 +41,14 @@ from personalpeft.learning.publish import (
 )
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import revalidate
+from personalpeft.learning.rl.loop import RESUME_HINT
 from personalpeft.learning.rl.plan import plan_practice
-from personalpeft.learning.rl.rollouts import RESUME_HINT
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,
     load_training_configs,
     override_config,
 )
-from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.errors import Cancelled, InvalidInput, PersonalPeftError
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
+from personalpeft.settings import check_choice
 from personalpeft.types import Progress
 
 Condition: TypeAlias = Callable[[], bool]
@@ -34,6 +35,13 @@ def wait_while(paused: Condition, cancelled: Condition) -> None:
     idle = threading.Event()
     while paused() and not cancelled():
         idle.wait(_PAUSE_POLL_SECONDS)
+
+
+def cancelled_error(where: str) -> Cancelled:
+    """Return the error for a learn that the caller cancelled."""
+    return Cancelled(
+        f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
+    )
 
 
 def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
@@ -76,11 +84,7 @@ class LearnOptions:
     paused: Condition = not_cancelled
 
     def __post_init__(self) -> None:
-        if self.start not in get_args(Start):
-            raise InvalidInput(
-                f"The start of a build must be 'auto' or 'nothing', got {self.start!a}.",
-                hint="Give 'auto' or 'nothing'.",
-            )
+        check_choice("start", self.start, Start)
         check_budget(self.seconds, "seconds")
         check_budget(self.steps, "steps", whole=True)
         check_budget(self.max_memory_mb, "MB")

@@ -24,31 +24,21 @@ from typing import TypeAlias, TypeVar
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.evaluate.answers import evaluate_answers
+from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
 from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
-from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.outcomes import (
-    LearnOutcome,
-    ReasonCode,
-    reason,
-)
+from personalpeft.learning.options import LearnOptions, cancelled_error
+from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.publish import publish_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
-from personalpeft.learning.rl.plan import PracticePlan, evaluate_tasks
+from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
 from personalpeft.learning.status import publish_status
-from personalpeft.learning.train.loop import (
-    CheckpointStore,
-    LoopControl,
-    TrainResult,
-    cancelled_error,
-)
+from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
 from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
 from personalpeft.services import Services
 
@@ -240,13 +230,16 @@ class TrainingPipeline:
 
         def add_verified(user: str, result: EvalResult) -> EvalResult:
             plan, stack = candidates[user].plan, candidates[user].stack
+            engine, evidence = services.learning_engine, result[0]
             if isinstance(plan, PracticePlan):
-                return evaluate_tasks(services.learning_engine, plan, stack, result[0], options)
+                tasks, evidence = plan.eval_tasks_for(stack), allow_regressions(plan, evidence)
+                return evaluate_replies(
+                    engine, tasks, plan.verifier, plan.shaping, evidence, options
+                )
             if plan.answer_verifier is None or not jobs[user].eval_set.target:
                 return result
-            return evaluate_answers(
-                services.learning_engine, jobs[user], plan.answer_verifier, result[0], options
-            )
+            tasks = tasks_of_lessons(engine, jobs[user])
+            return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
 
         measured = _each_user(add_verified, evaluated, results)
         self._show("Judging", len(candidates), 1.0)
@@ -256,28 +249,31 @@ class TrainingPipeline:
         plan, store = candidate.plan, self.services.store
         history = read_history(store, plan.user, plan.layer, plan.live)
         decided = {key.partition("/")[0] for key in history.decided_items}
+        general = plan.general_prompts
         base_completions = self.services.completions.complete_with_base(
             plan.user,
             plan.live.base,
-            [probe.question for probe in load_general_prompts().probes],
+            [probe.question for probe in general.probes],
             cancelled=self.options.cancelled,
         )
         if self.options.cancelled():
             raise cancelled_error("before the verdict")
+        trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
             target=plan.target(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
             base_completions=base_completions,
+            general=general,
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
             new_examples=plan.new_lessons if plan.answer_verifier is None else (),
-            trained=(*plan.replay, *plan.new_examples),
+            trained=trained,
             history=history,
-            examples=(*plan.replay, *plan.new_examples)
-            if plan.layer != "memory" and not plan.answer_verifier and self.margins.min_generated
-            else (),
+            judges_replies=bool(trained and self.margins.min_generated)
+            and plan.layer != "memory"
+            and plan.answer_verifier is None,
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}

@@ -15,15 +15,19 @@ from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.lesson_scrubbing import scrub_assignments, scrub_lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.data.training_examples import (
     Assignment,
     Lesson,
     lessons_for,
+    scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.probes import (
+    GeneralPrompts,
+    load_general_prompts,
+    prompt_languages,
+)
 from personalpeft.learning.layers import (
     LayerState,
     find_repeated_signals,
@@ -34,17 +38,10 @@ from personalpeft.learning.layers import (
 )
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
-from personalpeft.memory.items import render_with_signal
+from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.services import Services
-from personalpeft.types import (
-    Json,
-    Revision,
-    SignalKind,
-    SignalRole,
-    Stack,
-    canonical_digest,
-)
+from personalpeft.types import Json, Revision, SignalKind, SignalRole, Stack, canonical_digest
 
 MIN_LESSONS = 4
 _MAX_REPLAY = 64
@@ -193,6 +190,14 @@ class Plan:
         return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
+    def general_prompts(self) -> GeneralPrompts:
+        """The general prompts, also in the languages that its lessons are about."""
+        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples)
+        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in lessons)
+        newest = list(prompts)[-_MAX_REPLAY:]
+        return load_general_prompts(find_languages(newest, prompt_languages()))
+
+    @property
     def figures(self) -> Json:
         """What the training itself adds to the scores of a revision."""
         return {}
@@ -217,11 +222,12 @@ class Plan:
     @property
     def inputs_digest(self) -> str:
         """Digest of everything that the build depends on. Its keys are stored in the digest."""
+        general = self.general_prompts
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
-                "generic": load_general_prompts().digest,
-                "ways": paraphrases_digest(),
+                "generic": general.digest,
+                "ways": paraphrases_digest(general.languages),
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.data_digest,
@@ -388,8 +394,9 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
     if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
         return lesson
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
-    messages = render_with_signal(fact, lesson.messages, system=system)
-    return scrub_lesson(replace(lesson, teacher_messages=messages), countries)
+    messages = services.memory.render_with_signal(fact, lesson.messages, system=system)
+    taught = replace(lesson, teacher_messages=messages)
+    return taught.scrubbed(countries) if countries else taught
 
 
 def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:

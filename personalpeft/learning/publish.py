@@ -29,10 +29,7 @@ from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import (
-    Revision,
-    Stack,
-)
+from personalpeft.types import Revision, Stack
 
 _log = logging.getLogger(__name__)
 

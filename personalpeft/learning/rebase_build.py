@@ -9,7 +9,7 @@ A training that is interrupted continues from its checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -25,23 +25,23 @@ from personalpeft.learning.train.loop import CheckpointStore
 from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Progress, Revision, Stack, StackEntry, Verdict
+from personalpeft.types import Progress, Stack, StackEntry, Verdict
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltLayer:
-    """One layer on the new base.
+class RebasedLayer:
+    """One live layer: its revisions before and after. None: nothing gives it there, and ``why``.
 
-    - ``revision``: None where no lesson gives it; ``why`` says so.
-    - ``is_new``: it was recorded by this build.
+    ``trained``: it was trained by this rebase. Otherwise a recorded revision was found.
     """
 
     layer: str
-    revision: Revision | None
-    is_new: bool = False
+    before: str
+    after: str | None
+    trained: bool = False
     why: str = ""
 
 
@@ -81,96 +81,81 @@ def last_stack(store: Store, user: str, base: str) -> Stack:
 def build_layers(
     services: Services,
     user: str,
-    layers: Collection[str],
+    heads: Mapping[str, str],
     former: Stack,
     *,
     progress: Progress,
     cancelled: Callable[[], bool],
-) -> tuple[BuiltLayer, ...]:
-    """Build layers of a user on the open base, lowest first, and record the new revisions.
+) -> tuple[Stack, tuple[RebasedLayer, ...]]:
+    """Build the live layers of a user on the open base, lowest first, and record the new revisions.
 
     Call it inside ``LazyModel.learning``, with the user's lease.
 
     Args:
         services: The wired parts of the new base.
         user: The user.
-        layers: The layers that are live, in the order of the stack.
+        heads: The live revision of each layer, in the order of the stack.
         former: The stack to continue. Without entries all is built from nothing.
         progress: Called with a stage and the share of it that is done.
         cancelled: Called between steps; returns whether to stop.
+
+    Returns:
+        The new stack, and each layer before and after.
 
     Raises:
         Cancelled: ``cancelled`` returned True. What was built stays.
         ServingFailed: The model failed.
     """
-    store = services.store
     stack = Stack(services.base.digest)
-    built: list[BuiltLayer] = []
+    layers: list[RebasedLayer] = []
     entries = {entry.layer: entry for entry in former.entries}
-    weights = {known.name: known.weight for known in store.catalog.layers(user)}
-
-    def add(entry: StackEntry | None) -> Stack:
-        return replace(stack, entries=(*stack.entries, entry)) if entry else stack
-
-    for layer in sorted(layers, key=layer_order):
-        decision = _decide(services, user, layer, add(entries.get(layer)))
-        each = (
-            _find_or_build(services, decision, progress, cancelled)
-            if isinstance(decision, Plan)
-            else decision
-        )
-        built.append(each)
-        if (found := each.revision) is not None:
-            stack = add(StackEntry(layer, found.id, found.digest, weights[layer]))
-    return tuple(built)
+    for layer in sorted(heads, key=layer_order):
+        found = _decide(services, user, layer, stack, entries.get(layer))
+        if isinstance(found, str):
+            layers.append(RebasedLayer(layer, heads[layer], None, why=found))
+            continue
+        is_trained = False
+        if isinstance(found, Plan):
+            found, is_trained = _find_or_build(services, found, progress, cancelled)
+        stack = replace(stack, entries=(*stack.entries, found))
+        layers.append(RebasedLayer(layer, heads[layer], found.revision, is_trained))
+    return stack, tuple(layers)
 
 
-def stack_of(services: Services, user: str, built: tuple[BuiltLayer, ...]) -> Stack:
-    """Return the stack of built layers, with the weights that the user gave them.
-
-    Args:
-        services: The wired parts of the base that they were built on.
-        user: The user.
-        built: The layers, lowest first.
-    """
-    weights = {layer.name: layer.weight for layer in services.store.catalog.layers(user)}
-    entries = (
-        StackEntry(each.layer, each.revision.id, each.revision.digest, weights[each.layer])
-        for each in built
-        if each.revision is not None
-    )
-    return Stack(services.base.digest, tuple(entries))
-
-
-def _decide(services: Services, user: str, layer: str, live: Stack) -> Plan | BuiltLayer:
+def _decide(
+    services: Services, user: str, layer: str, below: Stack, former: StackEntry | None
+) -> Plan | StackEntry | str:
     """Return the build of a layer, or the former head if nothing is new, or why there is none."""
     store = services.store
+    live = replace(below, entries=(*below.entries, former)) if former else below
     state = inspect_layer(store, user, layer, live, load_assignments(store, user))
     recipe = Learner.from_services(services).recipes.for_layer(layer)
-    head = state.head
-    start: Start = "auto" if head else "nothing"
+    start: Start = "auto" if former else "nothing"
     began = services.clock.timer()
     try:
-        plan = build_plan(services, state, recipe, start, began, force=head is not None)
+        plan = build_plan(services, state, recipe, start, began, force=former is not None)
     except NothingToLearn as nothing:
         # A head of outdated lessons does not come back.
-        return BuiltLayer(layer, None if state.outdated else head, why=nothing.message)
+        return former if former and not state.outdated else nothing.message
     if not plan.has_enough:
-        return BuiltLayer(layer, None, why=f"a first build takes {MIN_LESSONS} lessons")
-    if head is not None and plan.is_incremental:
+        return f"a first build takes {MIN_LESSONS} lessons"
+    if former and plan.is_incremental:
         disliked = {each.signal for each in plan.undesirable_examples}
-        if not plan.new_examples and disliked <= trained_on(store, head):
-            return BuiltLayer(layer, head)
+        if not plan.new_examples and disliked <= trained_on(store, state.head):
+            return former
     return plan
 
 
 def _find_or_build(
     services: Services, plan: Plan, progress: Progress, cancelled: Callable[[], bool]
-) -> BuiltLayer:
-    """Return the recorded revision of a plan's inputs, or train and record it."""
+) -> tuple[StackEntry, bool]:
+    """Find the recorded revision of a plan's inputs, or train and record it.
+
+    Returns its entry, and whether it was trained.
+    """
     store, user, layer = services.store, plan.user, plan.layer
     if known := find_candidate(store, plan):
-        return BuiltLayer(layer, store.catalog.revision(user, known.entry.revision))
+        return known.entry, False
     checkpoints = CheckpointStore.of_layer(store, user, layer)
     weights = train_alone(services, plan, checkpoints, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
@@ -186,4 +171,4 @@ def _find_or_build(
         revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
     )
     store.delete_session(user, layer)
-    return BuiltLayer(layer, store.catalog.revision(user, revision.id), is_new=True)
+    return candidate.entry, True

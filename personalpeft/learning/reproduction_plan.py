@@ -14,13 +14,13 @@ from functools import cache, partial
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
 from personalpeft.learning.candidate import imported_inputs
-from personalpeft.learning.data.lesson_scrubbing import scrub_assignments
 from personalpeft.learning.data.training_examples import (
     PROMPT_KINDS,
     Lesson,
     lessons_for,
     load_assignments,
     reply_shows,
+    scrub_assignments,
     undesirable_lessons_for,
 )
 from personalpeft.learning.layers import trained_on

@@ -19,7 +19,7 @@ from personalpeft.learning.evaluate.eval_job import (
     constant_stack,
     effective_stack,
 )
-from personalpeft.learning.evaluate.evaluation import answer_logprobs
+from personalpeft.learning.evaluate.evaluation import score_answers
 from personalpeft.learning.gate.evidence import EvalItem
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.layers import layer_order, trained_on
@@ -65,7 +65,8 @@ def revalidate(
     stack = effective_stack(services.router, head.user, head.layer, full, prompts, {})
 
     def logprobs(select: StackSelector) -> dict[str, float]:
-        return answer_logprobs(engine, lessons, select, plan.recipe.max_length)
+        scores = score_answers(engine, lessons, select, plan.recipe.max_length)
+        return {key: score.logp for key, score in scores.items()}
 
     if not held_out:
         try:

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import resources
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.numpy
 
 from personalpeft.memory.types import Vectors
@@ -46,10 +47,18 @@ class LanguageCalibration:
         similarity: Vectors = moved_queries @ moved_texts.T - np.float32(0.5) * common
         return similarity
 
-    def _move(self, vectors: Vectors) -> Vectors:
+    def is_english(self, vector: Vectors) -> bool:
+        """Return whether a text is English, by its vector ``[size]``."""
+        return bool(self._languages(vector[None])[0] == self._reference)
+
+    def _languages(self, vectors: Vectors) -> npt.NDArray[np.intp]:
         cosines = vectors @ self._directions.T
         cosines[:, self._reference] += _MIN_LEAD
-        means = self._means[cosines.argmax(axis=1)]
+        nearest: npt.NDArray[np.intp] = cosines.argmax(axis=1)
+        return nearest
+
+    def _move(self, vectors: Vectors) -> Vectors:
+        means = self._means[self._languages(vectors)]
         return _normalized(vectors - means + self._means[self._reference])
 
     def _reach(self, vectors: Vectors) -> Vectors:

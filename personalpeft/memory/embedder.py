@@ -56,6 +56,10 @@ class MiniLM:
         """Return ``[len(queries), len(texts)]`` similarities, calibrated by language."""
         return load_calibration(self.name).similarity(queries, texts)
 
+    def is_english(self, vector: Vectors) -> bool:
+        """Return whether a text is English, by its vector ``[384]``."""
+        return load_calibration(self.name).is_english(vector)
+
     def tokens(self, text: str) -> int:
         """Return how many tokens the model reads, with the two that frame the text."""
         return self._load().tokens(text)
@@ -94,6 +98,10 @@ class HashEmbedder:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` cosines."""
         return queries @ texts.T
+
+    def is_english(self, vector: Vectors) -> bool:
+        """Return True: words have no language here."""
+        return True
 
     def tokens(self, text: str) -> int:
         """Return the number of words."""

@@ -20,7 +20,8 @@ from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
 from personalpeft.memory.conflicts import superseded_facts
-from personalpeft.memory.rendering import PromptItems, quote_line
+from personalpeft.memory.languages import find_language
+from personalpeft.memory.rendering import ENGLISH, PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
 from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
@@ -183,10 +184,15 @@ class Memory:
         rules = [each for each in signals if each.kind is SignalKind.COMMENT]
         facts = [each for each in signals if each.kind is SignalKind.FACT]
 
+        queries = self.embedder.embed(_queries(messages) if facts else [])
+        found, values = self._relevant_facts(user, facts, queries)
+        language = self._language(messages, queries) if found else ENGLISH
+
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
         ) -> bool:
-            return count_tokens(PromptItems(rules, facts, demonstrated).added_text) <= budget_tokens
+            items = PromptItems(rules, facts, language if demonstrated else None)
+            return count_tokens(items.added_text) <= budget_tokens
 
         chosen_rules: list[Signal] = []
         misses = 0
@@ -199,7 +205,6 @@ class Memory:
             else:
                 misses += 1
         chosen_facts: list[Signal] = []
-        found, values = self._relevant_facts(user, facts, messages)
         relevant = list(islice(_without_repeats(found), MAX_FACTS))
         # A short context has room for a fact, and none for demonstrations.
         demonstrated = any(fits(chosen_rules, [fact]) for fact in relevant)
@@ -214,7 +219,7 @@ class Memory:
             *(fact for fact in newest_first if fact in chosen_facts),
             *(fact for fact in chosen_facts if fact.id not in values),
         ]
-        items = PromptItems(chosen_rules, shown, demonstrated)
+        items = PromptItems(chosen_rules, shown, language if demonstrated else None)
         return AugmentedPrompt(items.add_to(messages, system), ids)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
@@ -222,8 +227,8 @@ class Memory:
 
         -1 for messages without a request.
         """
-        queries = _queries(messages)
-        return float(self._similarities(vectors, queries).max()) if queries else -1.0
+        queries = self.embedder.embed(_queries(messages))
+        return float(self._similarities(vectors, queries).max()) if len(queries) else -1.0
 
     def finds_any(self, user: str, facts: Sequence[Signal], questions: Sequence[str]) -> list[bool]:
         """Return for each question whether one of the facts is relevant to it."""
@@ -294,14 +299,13 @@ class Memory:
         return signal
 
     def _relevant_facts(
-        self, user: str, facts: Sequence[Signal], messages: Sequence[Message]
+        self, user: str, facts: Sequence[Signal], queries: Vectors
     ) -> tuple[list[Signal], Set[str]]:
         """Return the relevant facts and which of them may be values of one thing, by id.
 
         The nearest comes first; of equals the newest.
         """
-        queries = _queries(messages)
-        if not facts or not queries:
+        if not len(queries):
             return [], frozenset()
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
         similarities = iter(self._similarities(np.concatenate(list(vectors.values())), queries))
@@ -323,9 +327,32 @@ class Memory:
         }
         return near, values
 
-    def _similarities(self, rows: Vectors, queries: Sequence[str]) -> Vectors:
+    def render_with_signal(
+        self, signal: Signal, messages: Sequence[Message], *, system: str | None = None
+    ) -> tuple[Message, ...]:
+        """Return the messages with one rule or fact, as ``add_to_prompt`` adds it.
+
+        Args:
+            signal: A rule or fact.
+            messages: The conversation.
+            system: The default system text of the base, which precedes rules.
+        """
+        is_rule = signal.kind is SignalKind.COMMENT
+        rules, facts = ([signal], []) if is_rule else ([], [signal])
+        queries = self.embedder.embed(_queries(messages)[:1] if facts else [])
+        language = self._language(messages, queries) if len(queries) else ENGLISH
+        return PromptItems(rules, facts, language).add_to(messages, system)
+
+    def _language(self, messages: Sequence[Message], queries: Vectors) -> str:
+        """Return the language of a request, given the vectors of its queries."""
+        # The model of languages takes a second to load.
+        if self.embedder.is_english(queries[0]):
+            return ENGLISH
+        return find_language(_queries(messages)[0])
+
+    def _similarities(self, rows: Vectors, queries: Vectors) -> Vectors:
         """Return the similarity of each row to a request, ``[len(rows)]``."""
-        found = self.embedder.similarity(self.embedder.embed(queries), rows)
+        found = self.embedder.similarity(queries, rows)
         # The last query has context, or is the first one again.
         similarities: Vectors = np.maximum(found[0], found[-1] - _CONTEXT_DISCOUNT)
         return similarities
@@ -334,15 +361,6 @@ class Memory:
 def fact_texts(fact: Signal) -> list[str]:
     """Return the texts that a fact is found by: its own and its questions."""
     return [fact.payload["text"], *(fact.payload.get("questions") or ())]
-
-
-def render_with_signal(
-    signal: Signal, messages: Sequence[Message], *, system: str | None = None
-) -> tuple[Message, ...]:
-    """Return the messages with one rule or fact, as ``Memory.add_to_prompt`` adds it."""
-    is_rule = signal.kind is SignalKind.COMMENT
-    items = PromptItems([signal], []) if is_rule else PromptItems([], [signal])
-    return items.add_to(messages, system)
 
 
 def _item(signal: Signal) -> Item:

@@ -31,17 +31,29 @@ _RULES_HEADING = "The user asked earlier, in their own words:"
 # before the question 47 and 44.
 _FACT_HEADING = "I said:"
 
+ENGLISH = "en"
+"""As the codes of ISO 639."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewShotExample:
+    """A fact of no user, a question that it answers, and the answer."""
+
+    fact: str
+    question: str
+    answer: str
+
 
 @dataclass(frozen=True, slots=True)
 class PromptItems:
     """The rules and facts that are added to a prompt, in order.
 
-    ``demonstrated``: whether facts come with demonstrations, which need some 200 tokens.
+    ``language``: that of the demonstrations that facts come with, some 200 tokens; None without.
     """
 
     rules: Sequence[Signal]
     facts: Sequence[Signal]
-    demonstrated: bool = True
+    language: str | None = ENGLISH
 
     @property
     def added_text(self) -> str:
@@ -56,7 +68,7 @@ class PromptItems:
     def _demonstrations(self) -> tuple[Message, ...]:
         # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
         # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).
-        return _demonstration_turns() if self.demonstrated and not self.rules else ()
+        return _demonstration_turns(self.language) if self.language and not self.rules else ()
 
     @property
     def _facts_block(self) -> str:
@@ -81,14 +93,23 @@ def quote_line(text: str) -> str:
 
 
 @cache
-def _demonstration_turns() -> tuple[Message, ...]:
-    """Return questions that are each answered from a fact of no user before them."""
+def load_demonstrations(language: str) -> tuple[FewShotExample, ...]:
+    """Return the demonstrations in a language, none if it has none."""
     text = (resources.files(__package__) / "demonstrations.toml").read_text("utf-8")
-    turns: list[Message] = []
-    for each in tomllib.loads(text)["demonstrations"]:
-        question = _before_question(_facts_block([each["fact"]]), each["question"])
-        turns += [Message("user", question), Message("assistant", each["answer"])]
-    return tuple(turns)
+    return tuple(FewShotExample(**each) for each in tomllib.loads(text).get(language, ()))
+
+
+@cache
+def _demonstration_turns(language: str) -> tuple[Message, ...]:
+    # A base follows the language of demonstrations more than that of the question.
+    return tuple(
+        message
+        for each in load_demonstrations(language)
+        for message in (
+            Message("user", _before_question(_facts_block([each.fact]), each.question)),
+            Message("assistant", each.answer),
+        )
+    )
 
 
 def _rules_block(rules: Sequence[Signal]) -> str:

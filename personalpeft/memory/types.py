@@ -64,6 +64,10 @@ class Embedder(Protocol):
         """Return ``[len(queries), len(texts)]`` similarities on one scale for all languages."""
         ...
 
+    def is_english(self, vector: Vectors) -> bool:
+        """Return whether a text is English, by its vector ``[size]``. A doubtful one is not."""
+        ...
+
     def tokens(self, text: str) -> int:
         """Return how many tokens of ``text`` the model reads."""
         ...

@@ -40,6 +40,18 @@ def split_words(text: str) -> list[str]:
     ]
 
 
+def contains_phrase(text: str, phrase: str) -> bool:
+    """Return whether a text contains a phrase, in any case.
+
+    A phrase is found as whole words, or anywhere where its script has no spaces.
+    """
+    if not has_spaces(phrase):
+        return unicodedata.normalize("NFKC", phrase) in unicodedata.normalize("NFKC", text)
+    words, wanted = (split_words(each.casefold()) for each in (text, phrase))
+    starts = range(len(words) - len(wanted) + 1)
+    return any(words[start : start + len(wanted)] == wanted for start in starts)
+
+
 def split_tokens(text: str) -> list[str]:
     """Return the words of a text as they are written, or the characters where it has no spaces."""
     return text.split() if has_spaces(text) else list("".join(text.split()))

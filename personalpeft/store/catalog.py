@@ -7,15 +7,16 @@ last move. A signal that is held out for a layer is never trained on in that lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
+from personalpeft.settings import check_choice
 from personalpeft.store import rows
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all
@@ -65,6 +66,7 @@ where j.seq = (select max(seq) from judgement where user = r.user and revision =
     and r.user = ?
 """
 
+_USERS_AT_ONCE = 500
 # A skill that was taught can be given a scope before it is built.
 _ADD_TAUGHT_LAYER = """
 insert into layer (user, name, born)
@@ -120,6 +122,13 @@ class Catalog:
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         found = self._database.fetch_all(sql, start, search, limit)
         return tuple(map(rows.decode_summary, found))
+
+    def iter_users(self) -> Iterator[UserSummary]:
+        """Yield all users by id. Users may be made and forgotten meanwhile."""
+        after = None
+        while page := self.users(after=after, limit=_USERS_AT_ONCE):
+            yield from page
+            after = page[-1].id
 
     def user(self, user: str) -> UserSummary:
         """Return one user's summary. Raises ``NotFound``."""
@@ -330,11 +339,7 @@ class Catalog:
 
         Raises ``InvalidInput``, and ``NotFound`` for a layer that was neither built nor taught.
         """
-        if scope not in get_args(Scope):
-            known = ", ".join(get_args(Scope))
-            raise InvalidInput(
-                f"The scope must be one of {known}, got {scope!a}.", hint="Give one of these."
-            )
+        check_choice("scope", scope, Scope)
         with self._database.write_transaction() as db:
             db.execute(_ADD_TAUGHT_LAYER, [user, layer])
         self._update_layer(user, layer, "scope", scope)

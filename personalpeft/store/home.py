@@ -16,12 +16,12 @@ from pathlib import Path
 from personalpeft import host
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.settings import KeySettings
-from personalpeft.store.conversion import PENDING, finish_conversion
 from personalpeft.store.database import Database, create_file
 from personalpeft.store.encryption import ENCRYPTION, HomeKeys, load_keys, read_info
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Lock
+from personalpeft.store.reencryption import PENDING, finish_reencryption
 from personalpeft.store.replacement import finish_replacement, is_replaced
 from personalpeft.store.schema import is_current, migrate
 from personalpeft.store.store import Store
@@ -92,7 +92,7 @@ def open_store(
                 hint="Open the home for writing once, which finishes it.",
             )
         with writer.acquire(timeout), map_home_errors(home):
-            finish_conversion(home)
+            finish_reencryption(home)
     home_keys = load_keys(home, keys or KeySettings())
     database = Database(
         home / DATABASE,
@@ -106,16 +106,16 @@ def open_store(
         try:
             _prepare_database(home, database)
         except Damaged as error:
-            _check_not_converted(home, home_keys)
+            _check_not_reencrypted(home, home_keys)
             raise HomeError(
                 error.message,
                 hint="Copy the folder, then restore it from a backup or choose another home.",
             ) from error
         except HomeError:
-            _check_not_converted(home, home_keys)
+            _check_not_reencrypted(home, home_keys)
             raise
         database.mark_open()
-        _check_not_converted(home, home_keys)
+        _check_not_reencrypted(home, home_keys)
         store = Store(home, database, now=now, entropy=entropy, keys=home_keys)
         on_error.pop_all()
     if not read_only:
@@ -161,7 +161,7 @@ def _check_is_home(home: Path, names: Iterable[str]) -> None:
         )
 
 
-def _check_not_converted(home: Path, keys: HomeKeys | None) -> None:
+def _check_not_reencrypted(home: Path, keys: HomeKeys | None) -> None:
     """Raise ``Busy`` if the database that was opened is no longer that of the home."""
     with map_home_errors(home):
         info = read_info(home)

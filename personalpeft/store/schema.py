@@ -1,8 +1,7 @@
 """The migrations of ``migrations/*.sql``, and the marks that identify a database of this package.
 
 Invariants: a released migration is never edited. ``application_id`` says which program owns the
-file and ``user_version`` how many migrations it has had. The table ``_sqlite_migrations`` names
-them, in the form of sqlite-utils. The migration's transaction writes all three.
+file and ``user_version`` how many migrations it has had. The migration's transaction writes both.
 
 Rows of some tables are only added: turn, signal, retraction, revision, judgement, report and move.
 Each such row belongs to an ``entry``; see ``hash_chain``. Digests cover the names of such tables
@@ -11,12 +10,14 @@ and columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
+import sqlite_utils
+from sqlite_utils import Migrations
+
 from personalpeft.errors import HomeError
-from personalpeft.store.database import fetch_all, has_table
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.publications import move_notes
 
@@ -30,27 +31,52 @@ _DATA_STEPS: Mapping[str, Callable[[sqlite3.Connection], None]] = {"0009_publica
 # The others add indexes, columns with a default and tables that a reader can do without.
 _NEEDED_TO_READ = frozenset({"0001_first"})
 
-_SET = "personalpeft"
-_APPLIED = """
-create table if not exists _sqlite_migrations (
-    id integer primary key,
-    migration_set text,
-    name text,
-    applied_at text
-);
-create unique index if not exists idx__sqlite_migrations_migration_set_name
-    on _sqlite_migrations (migration_set, name);
-"""
+_migrations = Migrations("personalpeft")
 
 
-def is_current(db: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
-    """Return whether the database of a home can be used, or only read, without a migration.
+def _register(name: str) -> None:
+    @_migrations(name=name)
+    def apply(db: sqlite_utils.Database) -> None:
+        for statement in _statements((_FOLDER / f"{name}.sql").read_text("utf-8")):
+            db.conn.execute(statement)
+        if name in _DATA_STEPS:
+            _DATA_STEPS[name](db.conn)
 
-    Raises ``HomeError`` if it belongs to another program or a newer version.
+
+def _statements(script: str) -> Iterator[str]:
+    """Return the statements of a script, each of which ends at the end of a line.
+
+    ``sqlite_utils`` looks for an end after each character, which takes most of the time of a new
+    home.
     """
-    (application,) = db.execute("pragma application_id").fetchone()
-    (version,) = db.execute("pragma user_version").fetchone()
-    (objects,) = db.execute("select count(*) from sqlite_master").fetchone()
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement
+
+
+for _name in _NAMES:
+    _register(_name)
+
+
+def is_current(connection: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
+    """Return whether the database can be used without a migration.
+
+    Args:
+        connection: A connection in a transaction.
+        home: The home folder, for messages.
+        to_read: Whether it need only be read.
+
+    Raises:
+        HomeError: It belongs to another program or a newer version.
+    """
+    (application,) = connection.execute("pragma application_id").fetchone()
+    (version,) = connection.execute("pragma user_version").fetchone()
+    (objects,) = connection.execute("select count(*) from sqlite_master").fetchone()
     if application == 0 and objects == 0:
         return False
     if application != APPLICATION_ID:
@@ -58,42 +84,20 @@ def is_current(db: sqlite3.Connection, home: Path, *, to_read: bool = False) -> 
             f"The database in {home} was made by another program.",
             hint="Choose another folder as home, or move that file away.",
         )
-    applied = _applied(db)
-    unknown = [name for name in applied if name not in _NAMES]
+    db = sqlite_utils.Database(connection, execute_plugins=False)
+    unknown = [each.name for each in _migrations.applied(db) if each.name not in _NAMES]
     if version > len(_NAMES) or unknown:
         found = ", ".join([f"schema {version}, {len(_NAMES)} is supported", *unknown])
         raise HomeError(
             f"The home {home} is from a newer version of personalpeft ({found}).",
             hint="Update personalpeft, or choose another home.",
         )
-    needed = _NEEDED_TO_READ if to_read else frozenset(_NAMES)
-    return needed <= set(applied)
+    pending = {step.name for step in _migrations.pending(db)}
+    return not (pending & _NEEDED_TO_READ if to_read else pending)
 
 
-def migrate(db: sqlite3.Connection) -> None:
+def migrate(connection: sqlite3.Connection) -> None:
     """Apply the pending migrations. Call it inside a write transaction."""
-    db.execute(f"pragma application_id={APPLICATION_ID}")
-    _run(db, _APPLIED)
-    applied = _applied(db)
-    for name in _NAMES:
-        if name not in applied:
-            _run(db, (_FOLDER / f"{name}.sql").read_text("utf-8"))
-            if name in _DATA_STEPS:
-                _DATA_STEPS[name](db)
-            sql = "insert into _sqlite_migrations (migration_set, name, applied_at)"
-            db.execute(f"{sql} values (?, ?, datetime('now'))", [_SET, name])
-    db.execute(f"pragma user_version={len(_NAMES)}")
-
-
-def _applied(db: sqlite3.Connection) -> list[str]:
-    """Return the names of the migrations that a database has had."""
-    if not has_table(db, "_sqlite_migrations"):
-        return []
-    sql = "select name from _sqlite_migrations where migration_set = ? order by rowid"
-    return [row["name"] for row in fetch_all(db, sql, _SET)]
-
-
-def _run(db: sqlite3.Connection, script: str) -> None:
-    """Run a script in the open transaction. A semicolon ends a line only as it ends a statement."""
-    for statement in script.split(";\n"):
-        db.execute(statement)
+    connection.execute(f"pragma application_id={APPLICATION_ID}")
+    _migrations.apply(sqlite_utils.Database(connection, execute_plugins=False))
+    connection.execute(f"pragma user_version={len(_NAMES)}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import chain
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, request, send_file
@@ -39,6 +39,7 @@ from personalpeft_app.http.api_v1.operations import (
 from personalpeft_app.http.api_v1.serialization import from_json, from_query
 from personalpeft_app.http.concurrency import stream_quota_of
 from personalpeft_app.http.error_responses import describe_error
+from personalpeft_app.http.generation import format_event, sse_response
 
 # Bytes of a file that are sent at once.
 _PIECE = 2**16
@@ -84,7 +85,7 @@ class ApiV1:
             with _body(operation) as body:
                 result = HANDLERS[operation.name](self._call(operation, checked, query, body))
             if operation.events:
-                return self._events(operation, result)
+                return sse_response(_events(operation, result), partial(format_event, name="error"))
             if operation.download:
                 return _file(result)
             if operation.answer is None:
@@ -118,27 +119,19 @@ class ApiV1:
             request.environ.get("waitress.client_disconnected", not_cancelled),
         )
 
-    def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
-        names = {kind: name for name, kind in operation.events.items()}
-        # An error before the first event is a response with a status.
-        first = next(values)
-
-        def written() -> Iterator[str]:
-            try:
-                for value in chain([first], values):
-                    yield ": still here\n\n" if value is None else _event(names[type(value)], value)
-            except Exception as error:  # noqa: BLE001 - the status is sent already
-                yield _event("error", v.ErrorResponse(self._describe(error)))
-
-        response = Response(
-            written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
-        # Also if the client disconnects before the first byte, when ``written`` has not started.
-        response.call_on_close(values.close)
-        return response
-
     def _describe(self, error: BaseException) -> v.ErrorDetails:
         return describe_error(error, self._folders, "a job or stream")[1]
+
+
+def _events(operation: Operation, values: Generator[Any, None, None]) -> Generator[str, None, None]:
+    names = {kind: name for name, kind in operation.events.items()}
+    with closing(values):
+        for value in values:
+            yield (
+                ": still here\n\n"
+                if value is None
+                else format_event(_text(value), names[type(value)])
+            )
 
 
 def _openapi() -> Response:
@@ -198,10 +191,8 @@ def _query(operation: Operation) -> Any:
 
 
 def _json(value: Any, status: int) -> Response:
-    text = json.dumps(to_json(value), allow_nan=False)
-    return Response(text, status=status, mimetype="application/json")
+    return Response(_text(value), status=status, mimetype="application/json")
 
 
-def _event(name: str, value: Any) -> str:
-    # JSON is written without line ends, so one line of data holds it.
-    return f"event: {name}\ndata: {json.dumps(to_json(value), allow_nan=False)}\n\n"
+def _text(value: Any) -> str:
+    return json.dumps(to_json(value), allow_nan=False)

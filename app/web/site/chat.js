@@ -8,7 +8,7 @@ import { openDialog } from "./dialog.js";
 import { button, h, inlineText } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
 import * as notify from "./notify.js";
-import { draft } from "./session.js";
+import { keepDraft } from "./session.js";
 import { emptyConversation, newExchange, readConversation } from "./conversations.js";
 import { count, excerpt, moment } from "./format.js";
 
@@ -17,8 +17,8 @@ import { count, excerpt, moment } from "./format.js";
 
 /** @param {import("./user.js").User} user */
 export function chatView(user) {
-  const kept = draft("ask");
-  const field = h("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-label": "Your question", dir: "auto", enterkeyhint: "send", value: kept.read() });
+  const field = h("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-label": "Your question", dir: "auto", enterkeyhint: "send" });
+  const kept = keepDraft(field, "ask");
   const send = button("Ask", () => (going ? stop() : ask()), { class: "go" });
   const list = h("div", { class: "exchanges" });
   const title = h("h1", { tabindex: "-1" }, "Chat");
@@ -70,8 +70,7 @@ export function chatView(user) {
     if (!text || going) return;
     const exchange = newExchange(text);
     const made = view(exchange);
-    field.value = "";
-    kept.write("");
+    kept.clear();
     fit(field);
     conversation.exchanges.push(exchange);
     views.push(made);
@@ -98,7 +97,7 @@ export function chatView(user) {
   /** @param {string} text */
   function restorePrompt(text) {
     field.value ||= text;
-    kept.write(field.value);
+    kept.store();
     fit(field);
   }
 
@@ -185,7 +184,7 @@ export function chatView(user) {
     const picks = h("ul", { class: "picks" });
     /** @type {string | null} */
     let next = null;
-    const more = button("Show older", () => load().catch(notify.error));
+    const more = button("Show older", () => notify.attempt(load));
     const load = async () => {
       more.disabled = true;
       try {
@@ -201,22 +200,16 @@ export function chatView(user) {
       }
     };
     /** @param {import("./user.js").ConversationSummary} each */
-    const pick = (each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: async () => {
-      try {
-        const found = await readConversation(user, each.id);
-        close();
-        open(found);
-      } catch (error) {
-        notify.error(error);
-      }
-    } }, h("span", { class: "words" }, inlineText(excerpt(each.title))), h("span", { class: "dim number" }, moment(each.updated_at))));
+    const pick = (each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => notify.attempt(async () => {
+      const found = await readConversation(user, each.id);
+      close();
+      open(found);
+    }) }, h("span", { class: "words" }, inlineText(excerpt(each.title))), h("span", { class: "dim number" }, moment(each.updated_at))));
     let close = () => {};
-    try {
+    await notify.attempt(async () => {
       await load();
       close = openDialog("Conversations", picks.children.length ? picks : h("p", { class: "dim" }, "There are none yet."), more);
-    } catch (error) {
-      notify.error(error);
-    }
+    });
   }
 
   function welcome() {
@@ -225,10 +218,7 @@ export function chatView(user) {
       h("p", { class: "dim" }, "The next learn trains on your corrections. Every learn can be undone."));
   }
 
-  field.addEventListener("input", () => {
-    kept.write(field.value);
-    fit(field);
-  });
+  field.addEventListener("input", () => fit(field));
   field.addEventListener("keydown", (event) => {
     if (event.isComposing) return;
     if (event.key === "Enter" && !event.shiftKey && (!touched() || event.ctrlKey || event.metaKey)) {
@@ -254,15 +244,13 @@ export function chatView(user) {
       loaded = true;
       draw();
       list.setAttribute("aria-busy", "true");
-      try {
+      const isRead = await notify.attempt(async () => {
         const { items } = await user.conversations(null, 1);
         const newest = items.length ? await readConversation(user, items[0].id) : null;
         // The user may have asked something meanwhile.
         if (newest && !views.length) open(newest);
-      } catch (error) {
-        loaded = false;
-        notify.error(error);
-      }
+      });
+      if (!isRead) loaded = false;
       list.setAttribute("aria-busy", "false");
     },
     /** @param {string} about */

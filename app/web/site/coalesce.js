@@ -1,7 +1,9 @@
+import { attempt } from "./notify.js";
+
 /**
- * Return a function that runs `work`, one run at a time. A call during a run leads to one more run afterwards, so the newest
- * state is shown last.
- * @param {() => Promise<void>} work must not throw
+ * Return a function that runs `work`, one run at a time, and shows its errors. A call during a run leads to one more run
+ * afterwards, so the newest state is shown last.
+ * @param {() => Promise<void>} work
  * @returns {() => Promise<void>}
  */
 export function coalesce(work) {
@@ -11,7 +13,7 @@ export function coalesce(work) {
   const all = async () => {
     do {
       again = false;
-      await work();
+      await attempt(work);
     } while (again);
     going = null;
   };

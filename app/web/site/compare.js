@@ -4,14 +4,14 @@ import { button, h } from "./dom.js";
 import { fit, reply } from "./exchange.js";
 import { coalesce } from "./coalesce.js";
 import * as notify from "./notify.js";
-import { draft } from "./session.js";
+import { keepDraft } from "./session.js";
 import { layerName, moment, shortId } from "./format.js";
 
 /** @param {import("./user.js").User} user */
 export function compareView(user) {
-  const kept = draft("compare");
   const title = h("h1", { tabindex: "-1" }, "Compare");
-  const field = h("textarea", { id: "compare-ask", rows: 2, dir: "auto", value: kept.read() });
+  const field = h("textarea", { id: "compare-ask", rows: 2, dir: "auto" });
+  keepDraft(field, "compare");
   const layer = h("select", { id: "compare-layer" });
   const other = h("select", { id: "compare-other" });
   const ask = h("button", { type: "submit", class: "go" }, "Ask both");
@@ -31,24 +31,17 @@ export function compareView(user) {
   /** @type {import("./user.js").Layer[]} */
   let layers = [];
 
-  field.addEventListener("input", () => {
-    kept.write(field.value);
-    fit(field);
-  });
+  field.addEventListener("input", () => fit(field));
   layer.addEventListener("change", () => offer());
 
   const load = coalesce(async () => {
-    try {
-      [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
-      const before = layer.value;
-      nothing.hidden = layers.length > 0;
-      form.hidden = !layers.length;
-      layer.replaceChildren(...layers.map((each) => h("option", { value: each.name, selected: each.name === before }, layerName(each.name))));
-      offer(other.value);
-      fit(field);
-    } catch (error) {
-      notify.error(error);
-    }
+    [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
+    const before = layer.value;
+    nothing.hidden = layers.length > 0;
+    form.hidden = !layers.length;
+    layer.replaceChildren(...layers.map((each) => h("option", { value: each.name, selected: each.name === before }, layerName(each.name))));
+    offer(other.value);
+    fit(field);
   });
 
   /** @param {string} [wanted] */
@@ -66,12 +59,8 @@ export function compareView(user) {
     if (!prompt) return field.focus();
     ask.disabled = true;
     answers.replaceChildren(h("p", { class: "dim" }, "Both are answering …"));
-    try {
-      show(await user.compare({ prompt, layer: layer.value, a: "live", b: other.value }));
-    } catch (error) {
-      answers.replaceChildren();
-      notify.error(error);
-    }
+    const asked = await notify.attempt(async () => show(await user.compare({ prompt, layer: layer.value, a: "live", b: other.value })));
+    if (!asked) answers.replaceChildren();
     ask.disabled = false;
     return undefined;
   }
@@ -85,15 +74,10 @@ export function compareView(user) {
       : h("div", { class: "row" }, button("Neither", () => answers.replaceChildren(), { class: "quiet" }));
     answers.replaceChildren(first, second, neither);
     /** @param {1 | 2} which */
-    const choose = async (which) => {
-      try {
-        const choice = await user.choose(found.id, which);
-        reveal([first, second], which, choice);
-        neither.remove();
-      } catch (error) {
-        notify.error(error);
-      }
-    };
+    const choose = (which) => notify.attempt(async () => {
+      reveal([first, second], which, await user.choose(found.id, which));
+      neither.remove();
+    });
   }
 
   /** @param {HTMLElement[]} sections @param {1 | 2} which @param {{ chosen: string, other: string }} choice */

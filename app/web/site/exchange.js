@@ -6,7 +6,7 @@
 import { marked } from "./diff.js";
 import { button, h, icon, inlineText, textBlock } from "./dom.js";
 import { render } from "./markdown.js";
-import { draft } from "./session.js";
+import { keepDraft } from "./session.js";
 import * as notify from "./notify.js";
 import { openWhy } from "./why.js";
 
@@ -118,15 +118,13 @@ export class ExchangeView {
   /** @param {1 | -1} rating */
   async rate(rating) {
     if (this.exchange.rating === rating) return notify.announce("That rating is recorded already.");
-    try {
+    await notify.attempt(async () => {
       await this.user.feedback(this.turn, { rating });
       this.exchange.rating = rating;
       this.show();
       notify.announce(rating > 0 ? "Recorded: good." : "Recorded: not good.");
-      return undefined;
-    } catch (error) {
-      return notify.error(error);
-    }
+    });
+    return undefined;
   }
 
   async copy() {
@@ -170,8 +168,8 @@ export class ExchangeView {
 
   /** @param {{ place: string, label: string, text: string, keep: string, inPlace: boolean, save: (text: string) => Promise<void> }} what */
   form({ place, label, text, keep, inPlace, save }) {
-    const kept = draft(place);
-    const field = h("textarea", { class: "editing", "aria-label": label, dir: "auto", rows: 2, value: kept.read() || text });
+    const field = h("textarea", { class: "editing", "aria-label": label, dir: "auto", rows: 2, value: text });
+    const kept = keepDraft(field, place);
     const leave = () => {
       this.show();
       this.element.focus();
@@ -180,25 +178,18 @@ export class ExchangeView {
       const now = field.value.trim();
       if (!now || now === text) return leave();
       save_.disabled = true;
-      try {
-        await save(now);
-        kept.write("");
+      if (await notify.attempt(() => save(now))) {
+        kept.clear();
         leave();
-      } catch (error) {
-        save_.disabled = false;
-        notify.error(error);
-      }
+      } else save_.disabled = false;
       return undefined;
     };
     const save_ = button(keep, done, { class: "go" });
     const drop = button("Cancel", () => {
-      kept.write("");
+      kept.clear();
       leave();
     });
-    field.addEventListener("input", () => {
-      kept.write(field.value);
-      fit(field);
-    });
+    field.addEventListener("input", () => fit(field));
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") leave();
       else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();

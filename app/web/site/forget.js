@@ -15,22 +15,16 @@ import { count, layerName } from "./format.js";
  * @param {string} text of the signal
  */
 export async function confirmForget(user, learning, item, text) {
-  try {
+  await notify.attempt(async () => {
     const would = await previewForget(user, item);
-    const forget = button("Forget it permanently", async () => {
+    const forget = button("Forget it permanently", () => {
       close();
-      try {
-        await learning.follow(await user.forget(item, false));
-      } catch (error) {
-        notify.error(error);
-      }
+      notify.attempt(async () => learning.follow(await user.forget(item, false)));
     }, { class: "do harm" });
     const close = openDialog("Forget this?", textBlock(text, "words quoted"), h("p", {}, consequences(would)),
       h("p", { class: "dim" }, "This cannot be undone. Revisions trained on it are rebuilt without it, which can take a while."),
       h("div", { class: "row", data: { way: "out" } }, button("Keep it", () => close()), forget));
-  } catch (error) {
-    notify.error(error);
-  }
+  });
 }
 
 /**
@@ -39,7 +33,7 @@ export async function confirmForget(user, learning, item, text) {
  * @param {(note: string) => void} leave leaves the page, with a message
  */
 export async function confirmForgetUser(user, leave) {
-  try {
+  await notify.attempt(async () => {
     const would = await user.forgetUser(true);
     const field = h("input", { type: "text", id: "erase", autocomplete: "off", autocapitalize: "none", spellcheck: "false" });
     const forget = h("button", { type: "submit", class: "do harm", disabled: true }, "Forget everything permanently");
@@ -48,21 +42,17 @@ export async function confirmForgetUser(user, leave) {
       event.preventDefault();
       if (forget.disabled) return;
       forget.disabled = true;
-      try {
+      const left = await notify.attempt(async () => {
         const done = await user.forgetUser(false);
         leave(`${erased("Erased", done)}${done.complete ? "" : " The rest follows when no other program reads this home."}`);
-      } catch (error) {
-        close();
-        notify.error(error);
-      }
+      });
+      if (!left) close();
     } },
     h("div", { class: "field" }, h("label", { for: "erase" }, "Type ", h("strong", {}, inlineText(user.id)), " to confirm"), field),
     h("div", { class: "row" }, button("Keep everything", () => close()), forget));
     const close = openDialog("Forget everything?", h("p", {}, erased("This erases", would)),
       h("p", { class: "dim" }, "This cannot be undone. Backups and exported files are not reached."), form);
-  } catch (error) {
-    notify.error(error);
-  }
+  });
 }
 
 /** @param {string} verb @param {{ turns: number, signals: number, revisions: number, api_keys: number }} report */

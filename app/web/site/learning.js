@@ -24,7 +24,7 @@ const POLL_FAILED_MS = 15000;
 export function learningStrip(user, place) {
   const text = h("p", { class: "learning-text" });
   const bar = h("progress", { max: 1, value: 0, "aria-label": "How far the learn is", hidden: true });
-  const press = button("Learn", () => (job ? cancel() : begin()), { id: "learn" });
+  const press = button("Learn", () => (job ? cancel(job) : begin()), { id: "learn" });
   place.replaceChildren(text, bar, press);
   place.hidden = false;
 
@@ -58,26 +58,14 @@ export function learningStrip(user, place) {
       if (!job && !elsewhere) text.textContent = pending.text;
     } catch (error) {
       text.textContent = "The state of learning is unknown.";
-      notify.error(error);
+      throw error;
     }
   });
 
-  async function begin() {
-    try {
-      await follow(await user.learn());
-    } catch (error) {
-      notify.error(error);
-    }
-  }
+  const begin = () => notify.attempt(async () => follow(await user.learn()));
 
-  async function cancel() {
-    if (!job) return;
-    try {
-      await user.cancel(job.id);
-    } catch (error) {
-      notify.error(error);
-    }
-  }
+  /** @param {Job} running */
+  const cancel = (running) => notify.attempt(() => user.cancel(running.id));
 
   /** @param {Job} begun @returns {Promise<Job>} the finished job */
   async function follow(begun) {
@@ -151,11 +139,12 @@ export function learningStrip(user, place) {
 
   user.addEventListener("changed", refresh);
   refresh();
-  user.running().then(async (found) => {
+  notify.attempt(async () => {
+    const found = await user.running();
     if (found && !job) await follow(found);
-  }).catch(notify.error);
+  });
   pollForever();
-  return { begin, follow };
+  return { follow };
 }
 
 /** @param {Learning} learning */

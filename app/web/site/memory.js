@@ -4,7 +4,7 @@ import { button, h, inlineText, textBlock } from "./dom.js";
 import { confirmForget, confirmForgetUser } from "./forget.js";
 import { coalesce } from "./coalesce.js";
 import * as notify from "./notify.js";
-import { draft } from "./session.js";
+import { keepDraft } from "./session.js";
 import { day, excerpt, kindName, layerName, signalText } from "./format.js";
 
 /** @typedef {import("./user.js").Item} Item */
@@ -29,21 +29,17 @@ const USES = {
  */
 export function memoryView(user, learning, leave) {
   const title = h("h1", { tabindex: "-1" }, "Memory");
-  const kept = draft("fact");
-  const field = h("input", { type: "text", id: "fact", maxlength: 2000, dir: "auto", autocomplete: "off", value: kept.read(), "aria-describedby": "fact-hint" });
-  field.addEventListener("input", () => kept.write(field.value));
+  const field = h("input", { type: "text", id: "fact", maxlength: 2000, dir: "auto", autocomplete: "off", "aria-describedby": "fact-hint" });
+  const kept = keepDraft(field, "fact");
   const form = h("form", { class: "field", onsubmit: remember },
     h("label", { for: "fact" }, "A fact about you"),
     h("div", { class: "row nowrap" }, field, h("button", { type: "submit", class: "go" }, "Remember")),
     h("p", { class: "hint", id: "fact-hint" }, "For example “My dog is called Biscuit.” It is added to the prompt of similar questions."));
-  const asked = draft("teach.prompt");
-  const answered = draft("teach.answer");
-  const prompt = h("textarea", { id: "teach-prompt", rows: 2, dir: "auto", maxlength: 100000, value: asked.read() });
-  const answer = h("textarea", { id: "teach-answer", rows: 3, dir: "auto", maxlength: 100000, value: answered.read() });
+  const prompt = h("textarea", { id: "teach-prompt", rows: 2, dir: "auto", maxlength: 100000 });
+  const answer = h("textarea", { id: "teach-answer", rows: 3, dir: "auto", maxlength: 100000 });
   const skill = h("input", { type: "text", id: "teach-skill", maxlength: 32, pattern: "[a-z0-9][a-z0-9_\\-]*", autocomplete: "off", autocapitalize: "none", spellcheck: "false", "aria-describedby": "teach-hint" });
-  prompt.addEventListener("input", () => asked.write(prompt.value));
-  answer.addEventListener("input", () => answered.write(answer.value));
-  const show = h("details", { open: Boolean(asked.read() || answered.read()) }, h("summary", {}, "Show an answer that you want"),
+  const taught = [keepDraft(prompt, "teach.prompt"), keepDraft(answer, "teach.answer")];
+  const show = h("details", { open: Boolean(prompt.value || answer.value) }, h("summary", {}, "Show an answer that you want"),
     h("form", { onsubmit: teach },
       h("div", { class: "field" }, h("label", { for: "teach-prompt" }, "Prompt"), prompt),
       h("div", { class: "field" }, h("label", { for: "teach-answer" }, "Wanted answer"), answer),
@@ -54,7 +50,7 @@ export function memoryView(user, learning, leave) {
   const facts = part("Facts", "Nothing yet.");
   const rest = part("Other feedback", "Nothing yet. Correct or rate a reply.");
   const training = h("input", { type: "checkbox", id: "training", "aria-describedby": "training-hint" });
-  training.addEventListener("change", () => act(() => user.setTraining(training.checked),
+  training.addEventListener("change", () => notify.attempt(() => user.setTraining(training.checked),
     training.checked ? "New feedback is trained on." : "New feedback is not trained on."));
   const consent = h("div", { class: "part field" },
     h("label", { for: "training" }, training, " Train my layers on new feedback"),
@@ -72,14 +68,7 @@ export function memoryView(user, learning, leave) {
     event.preventDefault();
     const text = field.value.trim();
     if (!text) return;
-    try {
-      await user.remember(text, {});
-      field.value = "";
-      kept.write("");
-      notify.toast("Remembered.");
-    } catch (error) {
-      notify.error(error);
-    }
+    if (await notify.attempt(() => user.remember(text), "Remembered.")) kept.clear();
   }
 
   /** @param {Event} event */
@@ -87,40 +76,30 @@ export function memoryView(user, learning, leave) {
     event.preventDefault();
     const empty = [prompt, answer].find((each) => !each.value.trim());
     if (empty) return empty.focus();
-    try {
-      await user.teach(prompt.value.trim(), answer.value.trim(), skill.value || null);
-      for (const each of [prompt, answer]) each.value = "";
-      asked.write("");
-      answered.write("");
-      notify.toast(training.checked ? "Recorded. The next learn trains on it." : "Recorded. Nothing is trained on it.");
-    } catch (error) {
-      notify.error(error);
-    }
+    const isDone = await notify.attempt(() => user.teach(prompt.value.trim(), answer.value.trim(), skill.value || null),
+      training.checked ? "Recorded. The next learn trains on it." : "Recorded. Nothing is trained on it.");
+    if (isDone) taught.forEach((each) => each.clear());
     return undefined;
   }
 
   const load = coalesce(async () => {
-    try {
-      const [items, statuses, summary] = await Promise.all([user.items(), user.lessons(), user.summary()]);
-      training.checked = summary.training;
-      const byId = new Map(statuses.map((status) => [status.signal.id, status]));
-      const kinds = Map.groupBy(items, (item) => item.kind);
-      rules.fill((kinds.get("rule") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
-      facts.fill((kinds.get("fact") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
-      const active = new Set(items.map((item) => item.id));
-      const others = statuses.filter((status) => !active.has(status.signal.id)).reverse();
-      const draw = () => {
-        const rows = others.slice(0, shown).map(statusRow);
-        if (others.length > shown) rows.push(h("li", { class: "thing" }, button("Show older", () => {
-          shown += PAGE;
-          draw();
-        })));
-        rest.fill(rows);
-      };
-      draw();
-    } catch (error) {
-      notify.error(error);
-    }
+    const [items, statuses, summary] = await Promise.all([user.items(), user.lessons(), user.summary()]);
+    training.checked = summary.training;
+    const byId = new Map(statuses.map((status) => [status.signal.id, status]));
+    const kinds = Map.groupBy(items, (item) => item.kind);
+    rules.fill((kinds.get("rule") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
+    facts.fill((kinds.get("fact") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
+    const active = new Set(items.map((item) => item.id));
+    const others = statuses.filter((status) => !active.has(status.signal.id)).reverse();
+    const draw = () => {
+      const rows = others.slice(0, shown).map(statusRow);
+      if (others.length > shown) rows.push(h("li", { class: "thing" }, button("Show older", () => {
+        shown += PAGE;
+        draw();
+      })));
+      rest.fill(rows);
+    };
+    draw();
   });
 
   /** @param {Item} item @param {SignalStatus | undefined} status */
@@ -129,7 +108,7 @@ export function memoryView(user, learning, leave) {
     const about = { "aria-label": `${item.kind}: ${excerpt(item.text, 60)}` };
     const tools = h("div", { class: "row", role: "group", ...about },
       button("Change", () => change(row, item), { class: "quiet" }),
-      button("Switch off", () => act(() => user.removeItem(item.id), "Switched off."), { class: "quiet" }),
+      button("Switch off", () => notify.attempt(() => user.removeItem(item.id), "Switched off."), { class: "quiet" }),
       button("Forget …", () => confirmForget(user, learning, item.id, item.text), { class: "quiet harm" }));
     const row = h("li", { class: "thing" }, text, origin(status, item.at), tools);
     return row;
@@ -168,33 +147,20 @@ export function memoryView(user, learning, leave) {
 
   /** @param {HTMLElement} row @param {Item} item */
   function change(row, item) {
-    const typed = draft(`item.${item.id}`);
-    const field = h("textarea", { rows: 2, dir: "auto", maxlength: 2000, "aria-label": `The ${item.kind}, new text`, value: typed.read() || item.text });
-    field.addEventListener("input", () => typed.write(field.value));
+    const field = h("textarea", { rows: 2, dir: "auto", maxlength: 2000, "aria-label": `The ${item.kind}, new text`, value: item.text });
+    const typed = keepDraft(field, `item.${item.id}`);
     const leave = () => {
-      typed.write("");
+      typed.clear();
       field.remove();
       return load();
     };
     const save = async () => {
       const text = field.value.trim();
-      if (text && text !== item.text && !(await act(() => user.editItem(item.id, text), "Changed."))) return;
+      if (text && text !== item.text && !(await notify.attempt(() => user.editItem(item.id, text), "Changed."))) return;
       await leave();
     };
     row.replaceChildren(field, h("div", { class: "row" }, button("Save", save, { class: "go" }), button("Cancel", leave)));
     field.focus();
-  }
-
-  /** @param {() => Promise<void>} what @param {string} done @returns {Promise<boolean>} whether it was done */
-  async function act(what, done) {
-    try {
-      await what();
-      notify.toast(done);
-      return true;
-    } catch (error) {
-      notify.error(error);
-      return false;
-    }
   }
 
   return {

@@ -36,6 +36,23 @@ export function error(error) {
 }
 
 /**
+ * Runs an act of the user, and shows its error.
+ * @param {() => Promise<unknown>} act
+ * @param {string} [done] shown where it succeeds
+ * @returns {Promise<boolean>} whether it succeeded
+ */
+export async function attempt(act, done = "") {
+  try {
+    await act();
+    if (done) toast(done);
+    return true;
+  } catch (failure) {
+    error(failure);
+    return false;
+  }
+}
+
+/**
  * Announces a text to screen readers alone.
  * @param {string} text
  */

@@ -57,12 +57,10 @@ export function rebasePart(user, learning) {
   async function rebase(to, accept) {
     result.replaceChildren();
     build.disabled = true;
-    try {
+    await notify.attempt(async () => {
       const over = await learning.follow(await user.rebase(to, accept));
       if (over.rebased) show(over.rebased, to);
-    } catch (error) {
-      notify.error(error);
-    }
+    });
     build.disabled = false;
   }
 
@@ -79,14 +77,10 @@ export function rebasePart(user, learning) {
   }
 
   /** @param {Rebased} report */
-  async function goBack(report) {
-    try {
-      for (const each of report.layers) await user.rollback(each.layer, each.before);
-      result.replaceChildren(h("p", {}, "The former layers are live again."));
-    } catch (error) {
-      notify.error(error);
-    }
-  }
+  const goBack = (report) => notify.attempt(async () => {
+    for (const each of report.layers) await user.rollback(each.layer, each.before);
+    result.replaceChildren(h("p", {}, "The former layers are live again."));
+  });
 
   return { element, load };
 }

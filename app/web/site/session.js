@@ -71,18 +71,24 @@ export function takeStoredNote() {
 }
 
 /**
- * A draft of a text field, stored until it is sent.
- * @param {string} place
+ * Keeps the text of a field at every key, until it is sent. A text that was kept takes the place of the field's own.
+ * @param {HTMLInputElement | HTMLTextAreaElement} field
+ * @param {string} place names the draft
  */
-export function draft(place) {
+export function keepDraft(field, place) {
   const key = `personalpeft.draft.${user()}.${place}`;
+  const store = () => {
+    if (field.value) sessionStorage.setItem(key, field.value);
+    else sessionStorage.removeItem(key);
+  };
+  field.value = sessionStorage.getItem(key) ?? field.value;
+  field.addEventListener("input", store);
   return {
-    /** @returns {string} */
-    read: () => sessionStorage.getItem(key) ?? "",
-    /** @param {string} text */
-    write: (text) => {
-      if (text) sessionStorage.setItem(key, text);
-      else sessionStorage.removeItem(key);
+    store,
+    /** Empties the field too. */
+    clear() {
+      field.value = "";
+      store();
     },
   };
 }

@@ -35,16 +35,12 @@ export function stackView(user, base, learning) {
   let dragging = false;
 
   const load = coalesce(async () => {
-    try {
-      const [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
-      another.load(layers);
-      peft.hidden = !layers.some((layer) => layer.head);
-      list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
-        h("h2", {}, base), h("p", { class: "dim" }, "The base, shared by all users and never changed."),
-        layers.length ? null : h("p", {}, "You have no layers yet.")));
-    } catch (error) {
-      notify.error(error);
-    }
+    const [layers, revisions] = await Promise.all([user.layers(), user.revisions()]);
+    another.load(layers);
+    peft.hidden = !layers.some((layer) => layer.head);
+    list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
+      h("h2", {}, base), h("p", { class: "dim" }, "The base, shared by all users and never changed."),
+      layers.length ? null : h("p", {}, "You have no layers yet.")));
   });
 
   /** @param {Layer} layer @param {Revision[]} revisions */
@@ -77,15 +73,10 @@ export function stackView(user, base, learning) {
     /** @param {number} value */
     const set = async (value) => {
       dragging = true;
-      try {
-        await user.setWeight(layer.name, value);
+      if (await act(() => user.setWeight(layer.name, value), `${name} at ${value.toFixed(2)} from the next reply on.`)) {
         slider.value = String(value);
         figure.textContent = value.toFixed(2);
         usual.disabled = value === 1;
-        notify.toast(`${name} at ${value.toFixed(2)} from the next reply on.`);
-      } catch (error) {
-        notify.error(error);
-        load();
       }
       dragging = false;
     };
@@ -113,23 +104,14 @@ export function stackView(user, base, learning) {
   /** @param {() => Promise<Blob>} what @param {string} name */
   async function take(what, name) {
     notify.toast("Preparing the file.");
-    try {
-      downloadFile(await what(), name);
-      notify.toast(`${name} is in your downloads.`);
-    } catch (error) {
-      notify.error(error);
-    }
+    await notify.attempt(async () => downloadFile(await what(), name), `${name} is in your downloads.`);
   }
 
-  /** @param {() => Promise<any>} what @param {string} done */
+  /** @param {() => Promise<any>} what @param {string} done @returns {Promise<boolean>} whether it was done */
   async function act(what, done) {
-    try {
-      await what();
-      notify.toast(done);
-    } catch (error) {
-      notify.error(error);
-      load();
-    }
+    const isDone = await notify.attempt(what, done);
+    if (!isDone) load();
+    return isDone;
   }
 
   return {

@@ -28,15 +28,11 @@ export function timelineView(user, go) {
   let shown = PAGE;
 
   const load = coalesce(async () => {
-    try {
-      const [revisions, reports, history, layers] = await Promise.all([user.revisions(), user.reports(), user.history(), user.layers()]);
-      const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
-      draw(revisions, heads);
-      entries = timeline(revisions, reports, history, heads);
-      show(PAGE);
-    } catch (error) {
-      notify.error(error);
-    }
+    const [revisions, reports, history, layers] = await Promise.all([user.revisions(), user.reports(), user.history(), user.layers()]);
+    const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
+    draw(revisions, heads);
+    entries = timeline(revisions, reports, history, heads);
+    show(PAGE);
   });
 
   /** @param {number} count */
@@ -116,14 +112,10 @@ export function timelineView(user, go) {
   }
 
   /** @param {string} layer @param {string} to */
-  async function back(layer, to) {
-    try {
-      const move = await user.rollback(layer, to);
-      notify.toast(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
-    } catch (error) {
-      notify.error(error);
-    }
-  }
+  const back = (layer, to) => notify.attempt(async () => {
+    const move = await user.rollback(layer, to);
+    notify.toast(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
+  });
 
   return {
     element,

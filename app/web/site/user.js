@@ -155,9 +155,9 @@ export class User extends EventTarget {
     this.changed("feedback");
   }
 
-  /** @param {string} text @param {{ questions?: string[], answer?: string }} more */
-  async remember(text, more) {
-    await ask("POST", this.at("remember"), { body: { text, ...more } });
+  /** @param {string} text */
+  async remember(text) {
+    await ask("POST", this.at("remember"), { body: { text } });
     this.changed("feedback");
   }
 

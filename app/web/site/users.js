@@ -158,13 +158,7 @@ async function choose(place) {
       picks.replaceChildren(...found.items.map((each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => chosen(each.id) },
         h("strong", {}, inlineText(each.id)), h("span", { class: "dim number" }, `${count(each.turns, "turn")}, ${count(each.signals, "signal")}`)))));
     };
-    const find = coalesce(async () => {
-      try {
-        draw(await findUsers(search.value.trim().toLowerCase()));
-      } catch (error) {
-        notify.error(error);
-      }
-    });
+    const find = coalesce(async () => draw(await findUsers(search.value.trim().toLowerCase())));
     search.addEventListener("input", find);
     const form = h("form", { class: "field", onsubmit: (/** @type {Event} */ event) => {
       event.preventDefault();

@@ -2,7 +2,7 @@
 
 import { openDialog } from "./dialog.js";
 import { h, inlineText } from "./dom.js";
-import * as notify from "./notify.js";
+import { attempt } from "./notify.js";
 import { count, excerpt, kindName, layerName, moment, signalText, shortId } from "./format.js";
 
 const SHOWN = 12;
@@ -12,12 +12,7 @@ const SHOWN = 12;
  * @param {string} turn
  */
 export async function openWhy(user, turn) {
-  try {
-    const why = await user.why(turn);
-    openDialog("Why this answer?", ...provenanceSections(why));
-  } catch (error) {
-    notify.error(error);
-  }
+  await attempt(async () => openDialog("Why this answer?", ...provenanceSections(await user.why(turn))));
 }
 
 /** @param {any} why */

@@ -12,15 +12,10 @@ from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
-from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
+from personalpeft.learning.data.facts import paraphrase, question_templates
 from personalpeft.learning.data.general_replies import GeneralReplies
-from personalpeft.learning.data.question_forms import (
-    QuestionBank,
-    QuestionForms,
-    drop_shared_forms,
-)
+from personalpeft.learning.data.question_forms import QuestionBank, QuestionForms, drop_shared_forms
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
@@ -80,7 +75,9 @@ def build_batches(
     rng = random.Random(config.seed)
     new_queue, replay_queue = (
         _EpochSampler(
-            _add_paraphrases(lessons, forms, config.num_paraphrases, rng),
+            _add_paraphrases(
+                lessons, forms, plan.general_prompts.templates, config.num_paraphrases, rng
+            ),
             rng,
             lambda lesson: lesson.group,
         )
@@ -162,7 +159,7 @@ class _EpochSampler(Generic[T]):
 
 def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
     """Return the question forms of each question that a fact is learned from."""
-    bank = QuestionBank(embedder)
+    bank = QuestionBank(embedder, plan.general_prompts.languages)
     facts = _facts(plan)
     judging = {normalize(lesson.messages[-1].content) for lesson in plan.holdout}
     found = {}
@@ -183,7 +180,11 @@ def _facts(plan: Plan) -> dict[str, Signal]:
 
 
 def _add_paraphrases(
-    lessons: Sequence[Lesson], forms: Forms, count: int, rng: random.Random
+    lessons: Sequence[Lesson],
+    forms: Forms,
+    templates: Mapping[str, Sequence[str]],
+    count: int,
+    rng: random.Random,
 ) -> list[Lesson]:
     """Return the lessons, those of facts with ``count`` more wordings of the question.
 
@@ -197,13 +198,13 @@ def _add_paraphrases(
             *before, last = lesson.messages
             known = forms[lesson.signal, last.content].paraphrases
             texts = rng.sample(known, min(count, len(known)))
-            missing = min(count - len(texts), len(PARAPHRASE_TEMPLATES))
-            templates = rng.sample(PARAPHRASE_TEMPLATES, missing)
+            around = question_templates(last.content, templates)
+            around = rng.sample(around, min(count - len(texts), len(around)))
             added += [
                 lesson.with_prompt(messages)
                 for messages in (
                     *((*before, replace(last, content=text)) for text in texts),
-                    *paraphrase(lesson.messages, templates)[1:],
+                    *paraphrase(lesson.messages, around)[1:],
                 )
             ]
     return added
@@ -221,7 +222,7 @@ def _build_refusals(
     Some questions are general ones, for which memory finds no fact. The others ask the question of
     a learned fact about another person or thing.
     """
-    general, config = load_general_prompts(), plan.recipe
+    general, config = plan.general_prompts, plan.recipe
     if not config.unanswerable_prompts:
         return []
     facts = list(_facts(plan).values())
@@ -237,7 +238,7 @@ def _build_refusals(
     asked = [prompt for prompt, answers in zip(asked, may_answer, strict=True) if not answers]
     losses = []
     for prompt in (*asked, *others):
-        target = encode([Message("user", prompt.question)], general.refusal_text)
+        target = encode([Message("user", prompt.question)], prompt.refusal)
         losses.append(SFTLoss(target, 1 / config.batch_size))
     return losses
 

@@ -18,15 +18,9 @@ from typing import TypeVar
 
 from personalpeft.learning.data.question_forms import begins_form, forms_digest, is_in_bank_language
 from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.memory.languages import find_language
 from personalpeft.memory.words import has_spaces, split_words
-from personalpeft.types import (
-    USER_SOURCE,
-    Message,
-    Signal,
-    SignalKind,
-    Turn,
-    canonical_digest,
-)
+from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, Turn, canonical_digest
 
 T = TypeVar("T")
 
@@ -102,11 +96,27 @@ def fact_questions(
     return tuple(asked), _make_probe(asked[0])
 
 
-def paraphrases_digest() -> str:
-    """Return the digest of all templates and question forms, which decide what is trained on."""
+def paraphrases_digest(languages: tuple[str, ...]) -> str:
+    """Return the digest of templates and question forms, which decide what is trained on."""
     templates = (*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE)
     texts = [text for each in templates for text in (each.english, each.neutral)]
-    return canonical_digest([*texts, forms_digest()])
+    return canonical_digest([*texts, forms_digest(languages)])
+
+
+def question_templates(
+    question: str, by_language: Mapping[str, Sequence[str]]
+) -> Sequence[QuestionTemplate]:
+    """Return the templates of a question.
+
+    Args:
+        question: The question.
+        by_language: By language other than that of the bank, texts around a ``{question}``.
+    """
+    if not by_language or is_in_bank_language(question):
+        return PARAPHRASE_TEMPLATES
+    texts = by_language.get(find_language(question), ())
+    own = (text.replace("{question}", "{first}") for text in texts)
+    return (*PARAPHRASE_TEMPLATES, *(QuestionTemplate(text, text) for text in own))
 
 
 def paraphrase(

@@ -22,11 +22,7 @@ import numpy as np
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.probes import (
-    BASE_SAMPLING,
-    is_degenerate,
-    load_general_prompts,
-)
+from personalpeft.learning.evaluate.probes import BASE_SAMPLING, is_degenerate
 from personalpeft.learning.plan import Plan
 from personalpeft.memory.types import Vectors
 from personalpeft.services import Services
@@ -84,12 +80,12 @@ def generate_general_replies(
     if not plans:
         return results
     ask = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
-    prompts = load_general_prompts().regularizer_prompts
+    held = {user: plan.general_prompts.regularizer_prompts for user, plan in plans.items()}
     plain = ask(
         {
             user: [
                 Request(user, (Message("user", each),), plan.below, BASE_SAMPLING, background=True)
-                for each in prompts
+                for each in held[user]
             ]
             for user, plan in plans.items()
         }
@@ -105,13 +101,13 @@ def generate_general_replies(
             results[user] = failed
             continue
         plain_texts, *texts = (part for part in parts if isinstance(part, list))
-        similar = frozenset(_similar(services, plan, prompts, _HELD_QUANTILE))
-        held = list(zip(prompts, plain_texts, strict=True))
-        if len(prompts) - len(similar) >= _MIN_DISTANT:
-            held = [(prompt, reply) for prompt, reply in held if prompt not in similar]
+        similar = frozenset(_similar(services, plan, held[user], _HELD_QUANTILE))
+        replies = list(zip(held[user], plain_texts, strict=True))
+        if len(replies) - len(similar) >= _MIN_DISTANT:
+            replies = [(prompt, reply) for prompt, reply in replies if prompt not in similar]
             similar = frozenset()
         results[user] = GeneralReplies(
-            held,
+            replies,
             similar,
             _usable(services, plan, few_shot[user], [text for part in texts for text in part]),
         )
@@ -210,7 +206,7 @@ def _similar(
 
 
 def _few_shot_requests(services: Services, plan: Plan) -> list[Request]:
-    prompts = load_general_prompts().everyday_prompts
+    prompts = plan.general_prompts.everyday_prompts
     similar = _similar(services, plan, prompts, _FEW_SHOT_QUANTILE)
     if len(similar) < MIN_PROMPTS or not plan.recipe.few_shot_replies:
         return []

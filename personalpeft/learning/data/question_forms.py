@@ -1,6 +1,7 @@
 """Other wordings of the question that a fact answers, from a bank of forms by relation.
 
-The bank is data (``question_forms.toml``). A fact belongs to the relation that is nearest to its
+The bank is data: ``question_forms.toml`` in English, and ``forms/`` in the languages that a
+user's facts may be in. A fact belongs to the relation that is nearest to its
 text and its question by the embedder of memory, among those that have a form of the question. What
 stands in the form's slot is the subject of the fact, and fills the slots of the other forms. A
 question that has no form gets none: a similar question may be about another person.
@@ -17,12 +18,14 @@ from importlib import resources
 
 import numpy as np
 
-from personalpeft.learning.evaluate.probes import UnanswerablePrompt
+from personalpeft.learning.evaluate.probes import UnanswerablePrompt, load_general_prompts
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
-from personalpeft.memory.words import split_words
+from personalpeft.memory.words import split_tokens, split_words
 
 _SLOT = "{x}"
+# Before and after a question, in any language of the bank.
+_PUNCTUATION = "¿?？؟.。 "
 
 # Cosine of MiniLM: the mean for the text and the question.
 _MIN_SIMILARITY = 0.25
@@ -36,13 +39,15 @@ class Relation:
     """One relation of the bank.
 
     ``statements`` and ``questions`` describe it. ``forms`` ask for it, of the user or of what fills
-    their slot. ``others`` fill it where a question without an answer is wanted.
+    their slot. ``others`` fill it where a question without an answer is wanted, to which
+    ``refusal`` is the reply.
     """
 
     statements: tuple[str, ...]
     questions: tuple[str, ...]
     forms: tuple[str, ...]
     others: tuple[str, ...]
+    refusal: str
 
     @property
     def has_slot(self) -> bool:
@@ -56,12 +61,12 @@ class Relation:
         too. None if the question has none of them.
         """
         found = []
-        body = question[:-1] if question.endswith(("?", ".")) else question
+        body = question.strip(_PUNCTUATION)
         for form in self.forms if self.has_slot else (*self.questions, *self.forms):
-            before, slot, after = form.rstrip("?.").partition(_SLOT)
+            before, slot, after = form.strip(_PUNCTUATION).partition(_SLOT)
             subject = _text_between(before, after, body)
             if subject is not None and bool(subject) == bool(slot):
-                found.append((len((before + after).split()), subject))
+                found.append((len(split_tokens(before + after)), subject))
         return max(found, default=None)
 
 
@@ -74,22 +79,36 @@ class QuestionForms:
 
 
 @cache
-def load_relations() -> tuple[Relation, ...]:
-    """Return the relations of the package."""
-    return tuple(
-        Relation(
-            statements=tuple(each["statements"]),
-            questions=tuple(each.get("questions") or each["forms"][:4]),
-            forms=tuple(each["forms"]),
-            others=tuple(each.get("others", ())),
-        )
-        for each in tomllib.loads(_read())["relations"]
-    )
+def form_languages() -> tuple[str, ...]:
+    """Return the languages other than English that have relations, as ISO 639-1 codes."""
+    folder = resources.files(__package__) / "forms"
+    return tuple(sorted(each.name.removesuffix(".toml") for each in folder.iterdir()))
 
 
-def forms_digest() -> str:
-    """Return the digest of the bank."""
-    return hashlib.sha256(_read().encode()).hexdigest()
+@cache
+def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
+    """Return the relations in English, and then those in some other languages."""
+    relations = []
+    for language in ("", *languages):
+        general = load_general_prompts((language,) if language else ())
+        refusal = general.unanswerable_prompts[-1].refusal
+        relations += [
+            Relation(
+                statements=tuple(each["statements"]),
+                questions=tuple(each.get("questions") or each["forms"][:4]),
+                forms=tuple(each["forms"]),
+                others=tuple(each.get("others", ())),
+                refusal=refusal,
+            )
+            for each in tomllib.loads(_read(language)).get("relations", ())
+        ]
+    return tuple(relations)
+
+
+def forms_digest(languages: tuple[str, ...] = ()) -> str:
+    """Return the digest of the bank in English and some other languages."""
+    texts = [_read(language) for language in ("", *languages)]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def drop_shared_forms(
@@ -133,10 +152,12 @@ class QuestionBank:
 
     Args:
         embedder: The embedder of memory.
+        languages: Those other than English that facts may be in.
     """
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, languages: tuple[str, ...] = ()) -> None:
         self._embedder = embedder
+        self._relations = load_relations(languages)
         self._vectors: Sequence[tuple[Vectors, Vectors]] | None = None
 
     def find(self, text: str, question: str) -> QuestionForms:
@@ -150,7 +171,9 @@ class QuestionBank:
         return QuestionForms(
             tuple(each for each in paraphrases if each.casefold() != question.casefold()),
             tuple(
-                UnanswerablePrompt(form.replace(_SLOT, other), (other.casefold(),))
+                UnanswerablePrompt(
+                    form.replace(_SLOT, other), (other.casefold(),), relation.refusal
+                )
                 for other in relation.others
                 for form in relation.forms
                 if _SLOT in form
@@ -162,7 +185,7 @@ class QuestionBank:
         text_vector, question_vector = self._embedder.embed([text, question])
         best: tuple[float, Relation, str] | None = None
         for relation, (statements, questions) in zip(
-            load_relations(), self._descriptions(), strict=True
+            self._relations, self._descriptions(), strict=True
         ):
             match = relation.match(question)
             if match is None:
@@ -180,7 +203,7 @@ class QuestionBank:
         if self._vectors is None:
             self._vectors = [
                 (self._embedder.embed(each.statements), self._embedder.embed(each.questions))
-                for each in load_relations()
+                for each in self._relations
             ]
         return self._vectors
 
@@ -215,5 +238,11 @@ def _first_words() -> frozenset[str]:
 
 
 @cache
-def _read() -> str:
-    return (resources.files(__package__) / "question_forms.toml").read_text("utf-8")
+def _read(language: str) -> str:
+    """Return the file of a language, of English where it is empty. Empty if it has none."""
+    folder = resources.files(__package__)
+    if not language:
+        return (folder / "question_forms.toml").read_text("utf-8")
+    if language not in form_languages():
+        return ""
+    return (folder / "forms" / f"{language}.toml").read_text("utf-8")

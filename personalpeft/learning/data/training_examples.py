@@ -27,7 +27,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from personalpeft.learning.data.facts import as_probe, fact_questions, helpful_turns, reveals
-from personalpeft.learning.data.scrubber import RemovedText
+from personalpeft.learning.data.scrubber import (
+    LessonPart,
+    RemovedText,
+    find_personal_data,
+    replace_personal_data,
+)
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import normalize, superseded_facts
@@ -96,6 +101,42 @@ class Lesson:
     def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
         """Return the lesson for a paraphrased prompt."""
         return replace(self, messages=messages)
+
+    def scrubbed(self, countries: Sequence[str]) -> Lesson:
+        """Return the lesson without personal data. Arguments and errors: ``find_personal_data``."""
+        removed = list(self.removed)
+
+        def scrub(text: str, part: LessonPart, message: int = 0) -> str:
+            found = find_personal_data(text, countries)
+            removed.extend(
+                RemovedText(
+                    self.signal,
+                    part,
+                    message,
+                    each.kind,
+                    each.start,
+                    each.end,
+                    text[each.start : each.end],
+                )
+                for each in found
+            )
+            return replace_personal_data(text, found)
+
+        def scrub_messages(messages: Sequence[Message], part: LessonPart) -> tuple[Message, ...]:
+            return tuple(
+                replace(each, content=scrub(each.content, part, number))
+                for number, each in enumerate(messages)
+            )
+
+        teacher = self.teacher_messages
+        scrubbed = replace(
+            self,
+            messages=scrub_messages(self.messages, LessonPart.PROMPT),
+            chosen=scrub(self.chosen, LessonPart.ANSWER),
+            rejected=self.rejected and scrub(self.rejected, LessonPart.REJECTED),
+            teacher_messages=teacher and scrub_messages(teacher, LessonPart.TEACHER),
+        )
+        return replace(scrubbed, removed=tuple(removed))
 
     @property
     def prompt_response(self) -> PromptResponse:
@@ -244,6 +285,34 @@ def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tu
         each.lesson
         for each in assignments
         if each.layer == layer and each.lesson is not None and not each.lesson.chosen
+    )
+
+
+def scrub_assignments(
+    assignments: Sequence[Assignment], layer: str, countries: Sequence[str]
+) -> tuple[Assignment, ...]:
+    """Return assignments without personal data in the lessons of one layer.
+
+    The ledger keeps what the user wrote.
+
+    Args:
+        assignments: The assignments.
+        layer: The layer.
+        countries: As for ``find_personal_data``. If there are none, nothing is replaced.
+
+    Raises:
+        InvalidInput: A country is unknown.
+        MissingPackage: The extra ``scrub`` is not installed.
+    """
+    return tuple(
+        replace(
+            each,
+            lesson=each.lesson and each.lesson.scrubbed(countries),
+            extra_examples=tuple(lesson.scrubbed(countries) for lesson in each.extra_examples),
+        )
+        if countries and each.layer == layer
+        else each
+        for each in assignments
     )
 
 

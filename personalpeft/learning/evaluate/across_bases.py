@@ -23,17 +23,13 @@ from personalpeft.learning.evaluate.eval_job import (
     effective_stack,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import (
-    MAX_EXAMPLES,
-    evaluate,
-    score_answers,
-)
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, evaluate, score_answers
+from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
-from personalpeft.learning.options import not_cancelled
+from personalpeft.learning.options import cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.config import MAX_LENGTH
-from personalpeft.learning.train.loop import cancelled_error
+from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.types import Stack
 
@@ -95,7 +91,8 @@ def compare_sides(
     )
     stacks = [_stacks(side, user, questions) for side in (old, new)]
     before, old_tokens = _score(old, questions, stacks[0], cancelled)
-    base, _ = _score(old, questions, [Stack(old.stack.base)] * len(questions), cancelled)
+    bare = dict.fromkeys(stacks[0], Stack(old.stack.base))
+    base, _ = _score(old, questions, bare, cancelled)
     after, new_tokens = _score(new, questions, stacks[1], cancelled)
     size = sum(question.size for question in questions)
     margin = max(old.tie_margin * old_tokens, new.tie_margin * new_tokens) / size if size else 0.0
@@ -114,12 +111,15 @@ def compare_sides(
     return BaseComparison(questions, items, examples)
 
 
-def measure_general(side: Side, user: str, *, cancelled: Callable[[], bool]) -> Evidence:
+def measure_general(
+    side: Side, user: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
+) -> Evidence:
     """Return how a stack answers general probes, against its bare base.
 
     Args:
         side: The stack.
         user: The user.
+        prompts: Prompts in the languages of the user.
         cancelled: Returns whether to stop.
 
     Raises:
@@ -127,13 +127,16 @@ def measure_general(side: Side, user: str, *, cancelled: Callable[[], bool]) -> 
         PersonalPeftError: The model failed.
     """
     services, bare = side.services, Stack(side.stack.base)
-    probes = [probe.question for probe in load_general_prompts().probes]
+    general = load_general_prompts(find_languages(prompts, prompt_languages()))
+    probes = [probe.question for probe in general.probes]
     completions = services.completions.complete_with_base(
         user, bare.base, probes, cancelled=cancelled
     )
     if cancelled():
         raise cancelled_error("before the verdict")
-    eval_set = EvalSet(target=(), retention=(), other_layers=(), base_completions=completions)
+    eval_set = EvalSet(
+        target=(), retention=(), other_layers=(), base_completions=completions, general=general
+    )
     job: EvalJob = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
     result = evaluate(
         services.learning_engine, services.completions, {user: job}, cancelled=cancelled
@@ -152,18 +155,21 @@ def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Questi
     return Question(layer, replace(lesson, chosen=text, ended=ended))
 
 
-def _stacks(side: Side, user: str, questions: Sequence[Question]) -> list[Stack]:
-    """Return the stack that answers each question, with the layer of the question attached."""
+def _stacks(side: Side, user: str, questions: Sequence[Question]) -> dict[str, Stack]:
+    """Return by key the stack for each question, with the layer of the question attached."""
     prompts = [question.lesson.messages[-1].content for question in questions]
     # Which layers are attached to a prompt does not depend on the layer that asks.
     effective = effective_stack(side.services.router, user, "", side.stack, prompts, {})
-    return [replace(effective, layer=each.layer).for_layer(each.lesson) for each in questions]
+    return {
+        each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
+        for each in questions
+    }
 
 
 def _score(
     side: Side,
     questions: Sequence[Question],
-    stacks: Sequence[Stack],
+    stacks: Mapping[str, Stack],
     cancelled: Callable[[], bool],
 ) -> tuple[list[float], int]:
     """Return the log-prob per byte of each question's text, and the tokens of all texts."""
@@ -171,26 +177,26 @@ def _score(
         raise cancelled_error("before the verdict")
     scorer = ThrottledScorer(side.services.learning_engine, not_cancelled, cancelled)
     lessons = [question.lesson for question in questions]
-    scores = score_answers(scorer, lessons, stacks, MAX_LENGTH)
-    lengths = [len(score.token_logprobs) for score in scores]
+    scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
+    lengths = {key: len(score.token_logprobs) for key, score in scores.items()}
     values = [
-        score.logp * length / question.size
-        for question, score, length in zip(questions, scores, lengths, strict=True)
+        scores[key].logp * lengths[key] / question.size
+        for key, question in ((each.lesson.key, each) for each in questions)
     ]
-    return values, sum(lengths)
+    return values, sum(lengths.values())
 
 
 def _answer(
     side: Side,
     user: str,
     questions: Sequence[Question],
-    stacks: Sequence[Stack],
+    stacks: Mapping[str, Stack],
     cancelled: Callable[[], bool],
 ) -> list[str]:
     """Return the generated answers to the first questions."""
     requests = [
-        Request(user, question.lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
-        for question, stack in zip(questions[:MAX_EXAMPLES], stacks[:MAX_EXAMPLES], strict=True)
+        Request(user, each.messages, stacks[each.key], EXAMPLE_SAMPLING, background=True)
+        for each in (question.lesson for question in questions[:MAX_EXAMPLES])
     ]
     replies = side.services.completions.complete_for_users({user: requests}, cancelled=cancelled)
     texts = replies[user]

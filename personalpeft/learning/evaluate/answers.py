@@ -1,96 +1,103 @@
-"""Judge a candidate by its answers to held-out prompts, where a verifier says which are right."""
+"""Judge a candidate by replies that a verifier judges: to held-out prompts, or to tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.eval_job import EvalJob, StackSelector
+from personalpeft.learning.evaluate.eval_job import EvalJob
 from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, EvalResult
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
-from personalpeft.learning.train.loop import cancelled_error
-from personalpeft.plugins import RIGHT, CheckedVerifier, Task
+from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Sampling
 
 # Of tokens more than the longest wanted answer: a wrong one need not be written to its end.
 _EXTRA_TOKENS = 4
 
 
-def evaluate_answers(
+@dataclass(frozen=True, slots=True)
+class EvalTask:
+    """One task for both stacks. ``key`` is that of its item."""
+
+    key: str
+    task: Task
+    live: Request
+    candidate: Request
+
+
+def tasks_of_lessons(engine: Engine, job: EvalJob) -> list[EvalTask]:
+    """Return the held-out prompts as tasks, whose ``about`` has the wanted "answer"."""
+    lessons = job.eval_set.target
+    longest = max(len(engine.backend.encode(each.chosen)) for each in lessons)
+    sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
+    return [
+        EvalTask(
+            f"{each.key}/right",
+            Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
+            *(
+                Request(job.user, each.messages, side.for_layer(each), sampling, background=True)
+                for side in (job.live, job.candidate)
+            ),
+        )
+        for each in lessons
+    ]
+
+
+def evaluate_replies(
     engine: Engine,
-    job: EvalJob,
+    tasks: Sequence[EvalTask],
     verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
     evidence: Evidence,
     options: LearnOptions,
 ) -> EvalResult:
-    """Compare greedy answers of the live stack and of a candidate to the held-out prompts.
-
-    The verifier gets a task for each prompt, whose ``about`` has the wanted "answer".
+    """Compare greedy replies of the live stack and of a candidate.
 
     Args:
-        engine: Generates the answers.
-        job: Has the stacks and the held-out lessons.
-        verifier: Says how right an answer is.
+        engine: Generates the replies.
+        tasks: What is asked.
+        verifier: Says how right a reply is.
+        shaping: Changes the rewards of both replies to a task, or None.
         evidence: What else was measured.
         options: Stops or pauses the generation.
 
     Returns:
-        The evidence with one item for each lesson, by its reward, as target; and examples.
+        The evidence, and examples. Its target has one item a task, by its (shaped) reward.
 
     Raises:
         Cancelled: The options ended it.
         PluginError: The verifier failed.
     """
-    lessons = job.eval_set.target
-    before, after = (
-        _answers(engine, job, select, options)
-        for select in (job.live.for_layer, job.candidate.for_layer)
-    )
 
-    def rewards(answers: Sequence[str]) -> list[float]:
-        return [
-            verifier.verify(_task(each), text)[RIGHT]
-            for each, text in zip(lessons, answers, strict=True)
-        ]
+    def sample(asked: Sequence[tuple[Task, Request]]) -> list[Rollout]:
+        groups = sample_rollouts(
+            engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
+        )
+        return [group.rollouts[0] for group in groups]
 
-    was, reached = rewards(before), rewards(after)
-    items = tuple(
-        EvalItem(f"{lesson.key}/right", before=old, after=new)
-        for lesson, old, new in zip(lessons, was, reached, strict=True)
-    )
+    before = sample([(each.task, each.live) for each in tasks])
+    after = sample([(each.task, each.candidate) for each in tasks])
+    items, examples = [], []
+    for each, old, new in zip(tasks, before, after, strict=True):
+        attempts = (old.attempt, new.attempt)
+        rewards = tuple(attempt.reward for attempt in attempts)
+        if shaping is not None:
+            rewards = shaping.shape(attempts, fmean(attempt.passed for attempt in attempts))
+        was, reached = rewards
+        items.append(EvalItem(each.key, was, reached))
+        examples.append(Example(each.task.prompt, old.text, new.text))
     figures = {
         "asked": len(items),
         "improved": sum(item.improved for item in items),
         "regressed": sum(item.regressed for item in items),
-        "passed_before": sum(reward == 1 for reward in was),
-        "passed_after": sum(reward == 1 for reward in reached),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(fmean(rollout.length for rollout in before), 4),
+        "length_after": round(fmean(rollout.length for rollout in after), 4),
     }
-    examples = tuple(
-        Example(lesson.messages[-1].content, *texts)
-        for lesson, *texts in zip(lessons, before, after, strict=True)
-    )
-    return replace(evidence, target=items, tasks=figures), examples[:MAX_EXAMPLES]
-
-
-def _task(lesson: Lesson) -> Task:
-    return Task(lesson.signal, lesson.messages[-1].content, {"answer": lesson.chosen})
-
-
-def _answers(
-    engine: Engine, job: EvalJob, select: StackSelector, options: LearnOptions
-) -> list[str]:
-    lessons = job.eval_set.target
-    longest = max(len(engine.backend.encode(each.chosen)) for each in lessons)
-    sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
-    requests = [
-        Request(job.user, each.messages, select(each), sampling, background=True)
-        for each in lessons
-    ]
-    texts = engine.complete(requests, cancelled=options.cancelled, paused=options.paused)
-    if options.cancelled():
-        raise cancelled_error("before the verdict")
-    return texts
+    return replace(evidence, target=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])

@@ -14,6 +14,7 @@ from personalpeft.learning.data.training_examples import Lesson
 from personalpeft.learning.evaluate.probes import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
+    GeneralPrompts,
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
@@ -61,12 +62,13 @@ class EvalSet:
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
     base_completions: Completions  # of the probes
+    general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
     new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
-    examples: tuple[Lesson, ...] = ()  # trained on; show how the user wants to be answered
-    trained: tuple[Lesson, ...] = ()  # trained on; measure leakage
+    trained: tuple[Lesson, ...] = ()  # trained on
+    judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
 
     @property
     def earlier_target(self) -> tuple[Lesson, ...]:
@@ -162,8 +164,8 @@ class EvalJob:
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose generated replies are judged; none where no lessons show the style."""
-        deciding = {lesson.key for lesson in self.eval_set.deciding if self.eval_set.examples}
+        """The lessons whose generated replies are judged."""
+        deciding = {each.key for each in self.eval_set.deciding if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in deciding)
 
     def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
@@ -174,7 +176,7 @@ class EvalJob:
                 yield Request(self.user, lesson.messages, stack, own, background=True)
 
     def _requests(self, side: EffectiveStack) -> Iterator[Request]:
-        for probe in load_general_prompts().probes:
+        for probe in self.eval_set.general.probes:
             stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
             yield Request(self.user, messages, stack, sampling, background=True)
@@ -206,7 +208,7 @@ def make_eval_job(
         *eval_set.other_layers,
         *eval_set.trained,
     )
-    prompts = [probe.question for probe in load_general_prompts().probes]
+    prompts = [probe.question for probe in eval_set.general.probes]
     prompts += [lesson.messages[-1].content for lesson in lessons]
     return EvalJob(
         user,

@@ -25,24 +25,20 @@ from personalpeft.learning.evaluate.eval_job import (
     constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
-    MAX_FACTS,
     MAX_TRAINED,
     MIN_LESSONS_EACH,
-    find_secret,
     measure_fact_leakage,
     measure_leakage,
 )
 from personalpeft.learning.evaluate.measures import (
     MAX_REQUEST,
     TextQuality,
-    count_wanted,
     measure_learned_pmi,
     measure_text_quality,
 )
 from personalpeft.learning.evaluate.probes import (
     MAX_REPLY_TOKENS,
     is_degenerate,
-    load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import (
     NO_LEAKAGE_MEASURED,
@@ -54,9 +50,8 @@ from personalpeft.learning.gate.evidence import (
     Leakage,
     ProbeResults,
 )
-from personalpeft.learning.options import Condition, not_cancelled
+from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
-from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
@@ -116,10 +111,10 @@ def evaluate(
     return results
 
 
-def answer_logprobs(
+def score_answers(
     engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
-) -> dict[str, float]:
-    """Return the mean log-prob per token of each lesson's chosen reply, by the lesson's key.
+) -> dict[str, Score]:
+    """Return the score of each lesson's chosen reply, by the lesson's key.
 
     Args:
         engine: Scores.
@@ -127,31 +122,14 @@ def answer_logprobs(
         select: Returns the stack for a lesson.
         max_length: The tokens at which a reply is cut, as in training.
     """
-    scores = score_answers(engine, lessons, list(map(select, lessons)), max_length)
-    return {lesson.key: score.logp for lesson, score in zip(lessons, scores, strict=True)}
-
-
-def score_answers(
-    engine: Scorer, lessons: Sequence[Lesson], stacks: Sequence[Stack], max_length: int
-) -> list[Score]:
-    """Score the chosen reply of each lesson.
-
-    Args:
-        engine: Scores.
-        lessons: The lessons.
-        stacks: The stack for each lesson.
-        max_length: The tokens at which a reply is cut, as in training.
-
-    Returns:
-        The score of each lesson, in their order.
-    """
     items = [
         encode_continuation(
             engine.backend, each.messages, each.chosen, max_length, ended=each.ended
         )
         for each in lessons
     ]
-    return _score_each(engine, items, stacks)
+    scores = _score_each(engine, items, list(map(select, lessons)))
+    return {lesson.key: score for lesson, score in zip(lessons, scores, strict=True)}
 
 
 def _score_each(
@@ -169,7 +147,7 @@ def _score_each(
 def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
     """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
     eval_set, history = job.eval_set, job.eval_set.history
-    count = len(load_general_prompts().probes)
+    count = len(eval_set.general.probes)
     each = count + len(job.generated_lessons)
     before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
     held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
@@ -201,7 +179,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
 
 
 def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
-    prompts, of_base = load_general_prompts(), job.eval_set.history.base_probes
+    prompts, of_base = job.eval_set.general, job.eval_set.history.base_probes
 
     def right(replies: Sequence[str]) -> set[int]:
         answered = zip(prompts.probes, replies, strict=False)
@@ -277,7 +255,11 @@ def _written(lessons: Sequence[Lesson]) -> list[PromptResponse]:
 def _measure_generation(
     engine: Scorer, job: EvalJob, greedy: Sequence[str], sampled: Sequence[str]
 ) -> GenerationResults:
-    """Count the candidate's replies to held-out prompts that are written as the user wants."""
+    """Count the candidate's replies to held-out prompts that are written as the user wants.
+
+    Such a reply is likelier under the bare base with lessons as examples in the prompt. That is
+    the likelihood ratio of "in the user's way" and "in the base's own".
+    """
     backend, limit = engine.backend, EXAMPLE_SAMPLING.max_tokens
     judged = {lesson.key for lesson in job.judged_lessons}
     pairs = zip(job.generated_lessons, greedy, strict=True)
@@ -291,12 +273,15 @@ def _measure_generation(
         return len(backend.render(messages)) + limit <= backend.max_length
 
     prompts = [lesson.conversation for lesson in job.judged_lessons]
-    with_examples = [few_shot_messages(job.eval_set.examples, each, fits) for each in prompts]
+    with_examples = [few_shot_messages(job.eval_set.trained, each, fits) for each in prompts]
     if not judged or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
         return NOTHING_GENERATED
     # Greedy replies come first, then those of each seed, in the same order of prompts.
     times = len(replies) // len(prompts)
-    wanted = count_wanted(with_examples * times, prompts * times, replies, logprobs)
+    shown, alone = (
+        logprobs(list(zip(some * times, replies, strict=True))) for some in (with_examples, prompts)
+    )
+    wanted = sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
     return GenerationResults(len(replies), wanted)
 
 
@@ -309,8 +294,11 @@ def _measure_leakage(
     """
     trained = job.eval_set.trained
     written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
+    base, select = Stack(job.live.stack.base), job.candidate.for_layer
     if not written:
-        return _measure_facts(engine, job)
+        facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
+        newest = list({each.signal: each for each in facts}.values())
+        return measure_fact_leakage(engine, newest, select, base.base)
     unseen = [
         item.after - item.base
         for lesson, item in held_out
@@ -319,28 +307,9 @@ def _measure_leakage(
     if len(unseen) < MIN_LESSONS_EACH:
         return NO_LEAKAGE_MEASURED
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
-    after = answer_logprobs(engine, sample, job.candidate.for_layer, length)
-    base = answer_logprobs(engine, sample, constant_stack(Stack(job.live.stack.base)), length)
-    return measure_leakage([after[key] - base[key] for key in after], unseen)
-
-
-def _measure_facts(engine: Scorer, job: EvalJob) -> Leakage:
-    """Rank the newest facts among variants of themselves, one question each."""
-    facts = {
-        each.signal: each
-        for each in job.eval_set.trained
-        if each.kind is SignalKind.FACT and each.is_users
-    }
-    texts = {signal: [each.messages[-1].content, each.chosen] for signal, each in facts.items()}
-    found = []
-    for signal, lesson in reversed(facts.items()):
-        others = [text for other, some in texts.items() if other != signal for text in some]
-        secret = find_secret(signal, lesson.messages, lesson.chosen, others)
-        found += [(secret, job.candidate.for_layer(lesson))] if secret else []
-        if len(found) == MAX_FACTS:
-            break
-    words = [text for some in texts.values() for text in some]
-    return measure_fact_leakage(engine, found, words, job.live.stack.base)
+    after = score_answers(engine, sample, select, length)
+    before = score_answers(engine, sample, constant_stack(base), length)
+    return measure_leakage([after[key].logp - before[key].logp for key in after], unseen)
 
 
 def _score_items(
@@ -355,17 +324,16 @@ def _score_items(
     ``is_own``: the lessons are of the layer that is evaluated.
     """
     live, candidate, eval_set = job.live, job.candidate, job.eval_set
-    history = eval_set.history
-
-    def score(some: Sequence[Lesson], select: StackSelector) -> dict[str, Score]:
-        scores = score_answers(engine, some, list(map(select, some)), eval_set.max_length)
-        return {lesson.key: score for lesson, score in zip(some, scores, strict=True)}
-
-    before = score(lessons, live.for_layer if is_own else live.for_other_layer)
-    after = score(lessons, candidate.for_layer if is_own else candidate.for_other_layer)
+    history, length = eval_set.history, eval_set.max_length
+    before, after = (
+        score_answers(engine, lessons, side.for_layer if is_own else side.for_other_layer, length)
+        for side in (live, candidate)
+    )
     bare = Stack(live.stack.base)
     new = [lesson for lesson in lessons if lesson.key not in history.base]
-    scored = before if live.stack == bare else score(new, constant_stack(bare))
+    scored = (
+        before if live.stack == bare else score_answers(engine, new, constant_stack(bare), length)
+    )
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(

@@ -35,7 +35,8 @@ from functools import cache
 from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.evaluate.eval_job import Scorer
+from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.evaluate.eval_job import Scorer, StackSelector
 from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.gate.evidence import NO_LEAKAGE_MEASURED, Leakage
 from personalpeft.learning.options import Condition
@@ -48,8 +49,8 @@ UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
 # The nearest are chosen among so many times as many, which are drawn in so many tries.
 _POOL, _TRIES = 2, 40
-MAX_FACTS, FACT_UNSEEN = 2, 15
-"""How many facts of a memory are measured, and among how many unseen texts each."""
+# How many facts of a memory are measured, and among how many unseen texts each.
+_MAX_FACTS, _FACT_UNSEEN = 2, 15
 MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
 MAX_TRAINED = 16
@@ -209,24 +210,34 @@ def _mean_leakage(ranked: Sequence[Exposure], unseen: int, *, matched: bool = Fa
 
 
 def measure_fact_leakage(
-    engine: Scorer, facts: Sequence[tuple[Secret, Stack]], texts: Sequence[str], base: str
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, base: str
 ) -> Leakage:
-    """Return how well facts can be distinguished from variants of themselves.
+    """Return how well the newest facts can be distinguished from variants of themselves.
 
     Args:
         engine: Scores.
-        facts: Each fact as a secret, with the stack that answers its prompt.
-        texts: Their words and letters make the variants.
+        lessons: One lesson of each fact. Their words and letters make the variants.
+        select: Returns the stack for a lesson.
         base: The digest of the base.
     """
-    words, ranked = words_of(texts), list[Exposure]()
-    for secret, stack in facts:
+    texts = {each.signal: (each.messages[-1].content, each.chosen) for each in lessons}
+    words = words_of([text for some in texts.values() for text in some])
+    secrets, ranked = 0, list[Exposure]()
+    for lesson in reversed(lessons):
+        item = lesson.signal
+        others = [text for other, some in texts.items() if other != item for text in some]
+        secret = find_secret(item, lesson.messages, lesson.chosen, others)
+        if secret is None:
+            continue
         # The same candidate gets the same score.
-        rng = random.Random(secret.item)
-        matched = match_secret(engine, secret, words, base, rng, FACT_UNSEEN)
+        rng = random.Random(item)
+        matched = match_secret(engine, secret, words, base, rng, _FACT_UNSEEN)
         if matched is not None:
-            ranked.append(_rank(engine, matched, stack))
-    return _mean_leakage(ranked, FACT_UNSEEN, matched=True) if ranked else NO_LEAKAGE_MEASURED
+            ranked.append(_rank(engine, matched, select(lesson)))
+        secrets += 1
+        if secrets == _MAX_FACTS:
+            break
+    return _mean_leakage(ranked, _FACT_UNSEEN, matched=True) if ranked else NO_LEAKAGE_MEASURED
 
 
 def _total_logprobs(

@@ -1,6 +1,6 @@
-"""Measure by log-probs: is a new lesson meaningful, and is a reply as the user wants.
+"""Measure by log-probs whether new lessons are meaningful.
 
-Text quality. Meaningless text is arbitrary. It is as likely after any other request, and its words
+Meaningless text is arbitrary. It is as likely after any other request, and its words
 are as likely in any other order. So each reply is compared with itself elsewhere, under the bare
 base. For meaningful text both differences are far above zero, in every language that the base knows
 a little of.
@@ -18,10 +18,6 @@ a little of.
 All but the last are in nats a token. Measured on the default base with four to twelve lessons:
 meaningful text has 0.34 to 2.6 and 2.1 to 5.5. Meaningless text has at most 0.03 or at most 0.6. A
 base without language cannot measure them (``gate.load_margins``).
-
-Replies. Generated replies are as the user wants if examples in the prompt make them likelier. The
-examples are lessons, and the bare base measures. That is the likelihood ratio of "in the user's
-way" and "in the base's own".
 """
 
 from __future__ import annotations
@@ -149,24 +145,3 @@ def _shuffle(text: str) -> str:
     # Seeded by the text alone, so that the same lesson always has the same score.
     random.Random(text).shuffle(tokens)
     return (" " if has_spaces(text) else "").join(tokens)
-
-
-def count_wanted(
-    with_examples: Sequence[Sequence[Message]],
-    prompts: Sequence[Sequence[Message]],
-    replies: Sequence[str],
-    logprobs: Callable[[Sequence[tuple[Sequence[Message], str]]], Sequence[float]],
-) -> int:
-    """Return how many generated replies are written as the user wants.
-
-    Args:
-        with_examples: For each reply, the conversation of lessons that ends with its prompt.
-        prompts: The prompt of each.
-        replies: The replies.
-        logprobs: Returns the mean log-prob per token of each reply after its messages, under the
-            bare base.
-    """
-    shown, alone = (
-        logprobs(list(zip(messages, replies, strict=True))) for messages in (with_examples, prompts)
-    )
-    return sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))

@@ -1,17 +1,18 @@
 """The general prompts that ship with the package, and the cache of their completions.
 
-Completions of the bases that can be installed as a package ship as well.
-
 Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
-probes are asked afterwards. Unanswerable prompts ask for what no user has stated.
+probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
+serve every user. A user who writes in another language of ``prompts/`` has those as well.
+
+Completions of the bases that can be installed as a package ship as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -20,7 +21,7 @@ from pathlib import Path
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
-from personalpeft.memory.words import split_tokens
+from personalpeft.memory.words import contains_phrase, split_tokens
 from personalpeft.types import Sampling, canonical_digest
 
 MAX_REPLY_TOKENS = 24
@@ -43,66 +44,91 @@ class RegressionProbe:
 
     def is_right(self, reply: str) -> bool:
         """Return whether the reply contains a right word, in any case and as a whole word."""
-        text = reply.casefold()
-        words = (re.escape(word.casefold()) for word in self.right)
-        return any(re.search(rf"(?<!\w){word}(?!\w)", text) for word in words)
+        return any(contains_phrase(reply, word) for word in self.right)
 
 
 @dataclass(frozen=True, slots=True)
 class UnanswerablePrompt:
-    """A question about the user, and the words of its topics."""
+    """A question about the user, the words of its topics, and the reply to it."""
 
     question: str
     topics: tuple[str, ...]
+    refusal: str
 
     def is_answered_in(self, texts: str) -> bool:
         """Return whether texts mention one of the topics, and so may answer it."""
-        text = texts.casefold()
-        return any(re.search(rf"\b{re.escape(topic)}\b", text) for topic in self.topics)
+        return any(contains_phrase(texts, topic) for topic in self.topics)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneralPrompts:
-    """All general prompts, and the answer to the unanswerable ones. ``digest``: of their file."""
+    """General prompts of one or more languages. ``digest``: of their files.
+
+    ``templates``: by language other than English, texts around a ``{question}``.
+    """
 
     digest: str
     regularizer_prompts: tuple[str, ...]
     everyday_prompts: tuple[str, ...]
     probes: tuple[RegressionProbe, ...]
     unanswerable_prompts: tuple[UnanswerablePrompt, ...]
-    refusal_text: str
+    templates: Mapping[str, tuple[str, ...]]
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages other than English."""
+        return tuple(self.templates)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Those with one right answer."""
+        return (*self.regularizer_prompts, *(probe.question for probe in self.probes))
 
 
 @cache
-def load_general_prompts() -> GeneralPrompts:
-    """Return the general prompts of the package."""
-    text = (resources.files(__package__) / "probes.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+def prompt_languages() -> tuple[str, ...]:
+    """Return the languages other than English that have general prompts, as ISO 639-1 codes."""
+    folder = resources.files(__package__) / "prompts"
+    return tuple(sorted(each.name.removesuffix(".toml") for each in folder.iterdir()))
+
+
+@cache
+def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
+    """Return the general prompts in English, and then those of some ``prompt_languages``."""
+    english = _read("probes.toml")
+    texts = [_read("prompts", f"{language}.toml") for language in languages]
+    prompts = [tomllib.loads(english), *map(tomllib.loads, texts)]
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (english, *texts)]
     return GeneralPrompts(
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        regularizer_prompts=tuple(data["anchors"]),
-        everyday_prompts=tuple(data["everyday"]),
+        digest=canonical_digest(digests) if texts else digests[0],
+        regularizer_prompts=tuple(text for each in prompts for text in each["anchors"]),
+        everyday_prompts=tuple(text for each in prompts for text in each["everyday"]),
         probes=tuple(
-            RegressionProbe(each["question"], tuple(each["right"])) for each in data["canaries"]
+            RegressionProbe(probe["question"], tuple(probe["right"]))
+            for each in prompts
+            for probe in each["canaries"]
         ),
         unanswerable_prompts=tuple(
-            UnanswerablePrompt(each["question"], tuple(each["about"])) for each in data["unknown"]
+            UnanswerablePrompt(prompt["question"], tuple(prompt["about"]), each["not_told"])
+            for each in prompts
+            for prompt in each["unknown"]
         ),
-        refusal_text=data["not_told"],
+        templates={
+            language: tuple(each["templates"])
+            for language, each in zip(languages, prompts[1:], strict=True)
+        },
     )
 
 
 def general_prompts() -> tuple[str, ...]:
-    """Return the general questions of the package that have one right answer."""
-    prompts = load_general_prompts()
-    return (*prompts.regularizer_prompts, *(probe.question for probe in prompts.probes))
+    """Return the general questions in English that have one right answer."""
+    return load_general_prompts().questions
 
 
 @cache
 def load_base_replies() -> dict[str, dict[str, str]]:
     """Return the shipped completions under ``BASE_SAMPLING``: by digest of the base, by prompt."""
-    text = (resources.files(__package__) / "base_replies.json").read_text("utf-8")
-    replies: dict[str, dict[str, str]] = json.loads(text)
+    replies: dict[str, dict[str, str]] = json.loads(_read("base_replies.json"))
     return replies
 
 
@@ -120,14 +146,18 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
 
     The file name is a digest of everything that decides the base's completions.
     """
-    generic, backend = load_general_prompts(), engine.backend
+    english, backend = load_general_prompts(), engine.backend
     name = canonical_digest(
-        [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, generic.digest]
+        [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, english.digest]
     )
     return CompletionCache(
         engine,
-        general_prompts(),
+        load_general_prompts(prompt_languages()).questions,
         BASE_SAMPLING,
         folder / "spoken" / f"{name[:32]}.json",
         load_base_replies().get(backend.base.digest, {}),
     )
+
+
+def _read(*path: str) -> str:
+    return resources.files(__package__).joinpath(*path).read_text("utf-8")

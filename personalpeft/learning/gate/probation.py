@@ -39,15 +39,7 @@ from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, Reas
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
-from personalpeft.types import (
-    USER_SOURCE,
-    HeadMove,
-    Revision,
-    Signal,
-    SignalKind,
-    Turn,
-    Verdict,
-)
+from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Turn, Verdict
 
 MIN_HISTORY = 20
 """Earlier replies with feedback, from which on rates can be compared."""

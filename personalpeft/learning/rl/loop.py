@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine
-from personalpeft.errors import Cancelled
 from personalpeft.learning.candidate import build_adapter
+from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.rl.plan import PracticePlan, RLState, StepLosses
 from personalpeft.learning.rl.rollouts import (
-    RESUME_HINT,
     RolloutGroup,
     derive_seed,
     policy_gradient_step,
@@ -39,6 +38,8 @@ from personalpeft.learning.train.loop import (
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import Task
 from personalpeft.types import Sampling, Stack
+
+RESUME_HINT = "The next practice of these tasks goes on from what was done."
 
 
 @dataclass(slots=True)
@@ -117,13 +118,11 @@ class RLLoop:
     def _sample_from(self, stack: Stack, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
         config = self.plan.config
         seed = derive_seed("reply", config.seed, self.state.rounds)
+        sampling = Sampling(config.temperature, 1.0, config.max_completion_length, seed)
         return sample_rollouts(
             self.engine,
-            self.plan.user,
-            stack,
-            tasks,
+            [(task, self.plan.request(task, stack, sampling)) for task in tasks],
             self.plan.verifier,
-            Sampling(config.temperature, 1.0, config.max_completion_length, seed),
             num_generations=config.num_generations,
             cancelled=self.control.cancelled,
             paused=self.control.paused,
@@ -141,9 +140,7 @@ class RLLoop:
     def _wait(self) -> None:
         self.control.wait()
         if self.control.cancelled():
-            raise Cancelled(
-                f"Stopped after step {self.state.steps}; nothing has changed.", hint=RESUME_HINT
-            )
+            raise cancelled_error(f"after step {self.state.steps}")
 
     def _is_budget_spent(self) -> bool:
         limit, made = self.control.max_steps, self.state.steps - self._steps_before

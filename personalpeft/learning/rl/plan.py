@@ -8,37 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation
-from personalpeft.engine.engine import Engine
+from personalpeft.engine.engine import Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, EvalResult
-from personalpeft.learning.gate.evidence import EvalItem, Evidence
+from personalpeft.learning.evaluate.answers import EvalTask
+from personalpeft.learning.gate.evidence import Evidence
 from personalpeft.learning.layers import LayerState, holdout_beside, holdout_of, replace_layer
-from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import (
     UNSEEN,
     PolicyGradientLoss,
-    Rollout,
     RolloutGroup,
     TaskPosterior,
     derive_seed,
     is_eval_task,
-    sample_rollouts,
 )
 from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Sampling, SignalRole, Stack, StackEntry, canonical_digest
+from personalpeft.types import (
+    Json,
+    Message,
+    Sampling,
+    SignalRole,
+    Stack,
+    StackEntry,
+    canonical_digest,
+)
 
 StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
 """The losses of one step."""
@@ -201,6 +204,24 @@ class PracticePlan(Plan):
         """Return whether the last of so many rounds trains on replies that passed."""
         return self.rounds_before + rounds <= self.config.rejection_rounds
 
+    def request(self, task: Task, stack: Stack, sampling: Sampling) -> Request:
+        """Return how a stack is asked a task."""
+        messages = (Message("user", task.prompt),)
+        return Request(self.user, messages, stack, sampling, background=True)
+
+    def eval_tasks_for(self, candidate: Stack) -> list[EvalTask]:
+        """Return the evaluation tasks for the live stack and one with a candidate."""
+        sampling = Sampling(max_tokens=self.config.max_completion_length)
+        return [
+            EvalTask(
+                f"task_{derive_seed(task.prompt):08x}",
+                task,
+                self.request(task, self.live, sampling),
+                self.request(task, candidate, sampling),
+            )
+            for task in self.eval_tasks
+        ]
+
     def stack_with(self, digest: str) -> Stack:
         """Return the live stack with an adapter as this layer, at weight 1 as it is trained."""
         revision = f"{self.layer}@{digest[:12]}"
@@ -275,66 +296,20 @@ def plan_practice(
     )
 
 
-def evaluate_tasks(
-    engine: Engine, plan: PracticePlan, candidate: Stack, evidence: Evidence, options: LearnOptions
-) -> EvalResult:
-    """Compare greedy replies of the live stack and of a candidate to the evaluation tasks.
-
-    Args:
-        engine: Generates the replies.
-        plan: The practice.
-        candidate: The live stack with the candidate in place.
-        evidence: What else was measured.
-        options: Stops or pauses the generation.
-
-    Returns:
-        The evidence, and examples. Its target has one item a task, by its (shaped) reward.
-    """
-
-    def sample(stack: Stack) -> list[Rollout]:
-        groups = sample_rollouts(
-            engine,
-            plan.user,
-            stack,
-            plan.eval_tasks,
-            plan.verifier,
-            Sampling(max_tokens=plan.config.max_completion_length),
-            cancelled=options.cancelled,
-            paused=options.paused,
-        )
-        return [group.rollouts[0] for group in groups]
-
-    before, after = sample(plan.live), sample(candidate)
-    items, examples = [], []
-    for task, old, new in zip(plan.eval_tasks, before, after, strict=True):
-        attempts = (old.attempt, new.attempt)
-        rewards = tuple(attempt.reward for attempt in attempts)
-        if plan.shaping is not None:
-            rewards = plan.shaping.shape(attempts, fmean(each.passed for each in attempts))
-        was, reached = rewards
-        items.append(EvalItem(f"task_{derive_seed(task.prompt):08x}", was, reached))
-        examples.append(Example(task.prompt, old.text, new.text))
-    figures = {
-        "asked": len(items),
-        "improved": sum(item.improved for item in items),
-        "regressed": sum(item.regressed for item in items),
-        "passed_before": sum(rollout.attempt.passed for rollout in before),
-        "passed_after": sum(rollout.attempt.passed for rollout in after),
-        "length_before": round(sum(rollout.length for rollout in before) / len(before), 4),
-        "length_after": round(sum(rollout.length for rollout in after) / len(after), 4),
-    }
-    own = {lesson.key for lesson in plan.holdout}
-    retention = (
-        _allow_regression(item) if item.signal in own else item for item in evidence.retention
-    )
-    evidence = replace(evidence, target=tuple(items), retention=tuple(retention), tasks=figures)
-    return evidence, tuple(examples[:MAX_EXAMPLES])
-
-
-def _allow_regression(item: EvalItem) -> EvalItem:
-    """Return a demonstration of the practiced skill as no regression, unless it is forgotten.
+def allow_regressions(plan: PracticePlan, evidence: Evidence) -> Evidence:
+    """Return evidence in which no demonstration of the skill counts as regressed, but as forgotten.
 
     Tasks judge the skill now, and may be solved in another way than the one that was shown.
     """
-    best = item.before if item.best is None else max(item.before, item.best)
-    return replace(item, before=min(item.before, item.after), best=best)
+    own = {lesson.key for lesson in plan.holdout}
+    retention = [
+        replace(
+            item,
+            before=min(item.before, item.after),
+            best=item.before if item.best is None else max(item.before, item.best),
+        )
+        if item.signal in own
+        else item
+        for item in evidence.retention
+    ]
+    return replace(evidence, retention=tuple(retention))

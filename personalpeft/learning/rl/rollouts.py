@@ -23,12 +23,10 @@ import numpy as np
 
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.errors import Cancelled
-from personalpeft.learning.options import Condition
+from personalpeft.learning.options import Condition, cancelled_error
 from personalpeft.learning.train.config import RLConfig
 from personalpeft.learning.train.losses import BaseLoss
 from personalpeft.plugins import RIGHT, Attempt, CheckedRewardShaper, CheckedVerifier, Task
-from personalpeft.types import Message, Sampling, Stack
 
 State: TypeAlias = Literal["open", "solved", "hopeless"]
 
@@ -46,8 +44,6 @@ _MAX_LOG_RATIO = 5.0
 
 PASS_THRESHOLD = 0.99
 """A reply passes from this reward "right" on."""
-
-RESUME_HINT = "The next practice of these tasks goes on from what was done."
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +153,8 @@ class RolloutGroup:
 
 def sample_rollouts(
     engine: Engine,
-    user: str,
-    stack: Stack,
-    tasks: Sequence[Task],
+    requests: Sequence[tuple[Task, Request]],
     verifier: CheckedVerifier,
-    sampling: Sampling,
     *,
     num_generations: int = 1,
     cancelled: Condition,
@@ -173,17 +166,14 @@ def sample_rollouts(
 
     Args:
         engine: Generates the replies.
-        user: The user.
-        stack: The stack that replies.
-        tasks: The tasks.
+        requests: The tasks, and how each is asked; the seeds of sampling are replaced.
         verifier: Scores each reply.
-        sampling: How tokens are sampled; its seed is replaced.
         num_generations: How many replies to each task.
         cancelled: Returns whether to stop.
         paused: Returns whether to wait.
 
     Returns:
-        The replies of each task, in the order of ``tasks``.
+        The replies of each task, in the order of ``requests``.
 
     Raises:
         Cancelled: ``cancelled`` returned True.
@@ -191,42 +181,44 @@ def sample_rollouts(
         PromptTooLong: A task exceeds the base's context.
     """
     # Each task gets its first reply before any second one, so later prompts are cached.
-    order = [(task, number) for number in range(num_generations) for task in tasks]
+    order = [
+        (task, _with_seed(request, task, number))
+        for number in range(num_generations)
+        for task, request in requests
+    ]
     if not order:
         return ()
-    requests = [
-        Request(
-            user,
-            (Message("user", task.prompt),),
-            stack,
-            replace(sampling, seed=derive_seed(sampling.seed, task.id, number)),
-            background=True,
-        )
-        for task, number in order
-    ]
     texts = [""] * len(order)
     tokens: list[tuple[int, ...]] = [()] * len(order)
     ended = [False] * len(order)
-    replies = engine.stream(requests, cancelled=cancelled, paused=paused)
+    replies = engine.stream([request for _, request in order], cancelled=cancelled, paused=paused)
     try:
         for piece in replies:
             if piece.finish == "cancelled":
-                raise Cancelled("Stopped while sampling; nothing has changed.", hint=RESUME_HINT)
+                raise cancelled_error("while sampling")
             texts[piece.index] += piece.text
             tokens[piece.index] += piece.tokens
             ended[piece.index] = piece.finish == "stop"
     finally:
         replies.close()
     rollouts = []
-    for index, (task, _) in enumerate(order):
+    for index, (task, request) in enumerate(order):
         # The model picked the end of turn too, but no piece carries it.
         ending = engine.backend.end_of_turn if ended[index] else ()
         reply = Continuation(replies.prompts[index], (*tokens[index], *ending))
-        length = len(tokens[index]) / sampling.max_tokens
+        length = len(tokens[index]) / request.sampling.max_tokens
         rewards = verifier.verify(task, texts[index])
         rollouts.append(Rollout(texts[index], reply, length, rewards))
-    count = len(tasks)
-    return tuple(RolloutGroup(task, tuple(rollouts[i::count])) for i, task in enumerate(tasks))
+    count = len(requests)
+    return tuple(
+        RolloutGroup(task, tuple(rollouts[index::count]))
+        for index, (task, _) in enumerate(requests)
+    )
+
+
+def _with_seed(request: Request, task: Task, number: int) -> Request:
+    seed = derive_seed(request.sampling.seed, task.id, number)
+    return replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,8 @@ from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session
 from personalpeft.backends.error_mapping import map_model_errors
-from personalpeft.errors import (
-    AdapterError,
-    Cancelled,
-    PersonalPeftError,
-    ServingFailed,
-)
-from personalpeft.learning.options import not_cancelled, wait_while
+from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
+from personalpeft.learning.options import cancelled_error, not_cancelled, wait_while
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.store import Store
 
@@ -171,13 +166,6 @@ def train(
                 if error is not None:
                     results[name] = error
             control.progress(sum(run.step for run in runs.values()) / total)
-
-
-def cancelled_error(where: str) -> Cancelled:
-    """Return the error for a learn that the caller cancelled."""
-    return Cancelled(
-        f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
-    )
 
 
 class _Run:

@@ -10,13 +10,13 @@ from personalpeft.backends.base import Session, SessionSpec
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_replies import GeneralReplies, generate_general_replies
+from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.loop import (
     CheckpointStore,
     LoopControl,
     TrainJob,
     TrainResult,
-    cancelled_error,
     train,
 )
 from personalpeft.services import Services

@@ -33,6 +33,7 @@ def test_commands_without_a_home_import_nothing_heavy(shell: Shell) -> None:
         "torch",
         "transformers",
         "numpy",
+        "sqlite_utils",
         "rich",
         "flask",
         "textual",

@@ -13,23 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.status import Pending, TrainingTrigger, TriggerKind
-from personalpeft_app.daemon.journal import Journal, from_text
+from personalpeft_app.daemon.journal import (
+    FailedTask,
+    Journal,
+    ReportWindow,
+    TaskKind,
+    from_text,
+)
 from personalpeft_app.daemon.policy import (
     QUIET,
     Blocker,
-    FailedTask,
-    History,
     HostState,
     LearnUser,
     Task,
-    TaskKind,
     last_occurrence,
     next_occurrence,
     plan,
     priority,
 )
 from personalpeft_app.daemon.settings import Settings
-from personalpeft_app.daemon.tasks import ReportWindow
 
 
 def waiting(
@@ -88,13 +90,11 @@ class SimulatedHost:
         ]
 
     def spent(self) -> float:
-        return self.journal.spent.get(f"{self.now.astimezone(BERLIN):%Y-%m-%d}", 0.0)
+        return self.journal.spent_on(self.now, BERLIN)
 
     def run_once(self) -> None:
         for _ in range(20):
-            decision = plan(
-                SETTINGS, self.host(), self.backlogs(), History(self.spent(), self.journal.tasks)
-            )
+            decision = plan(SETTINGS, self.host(), self.backlogs(), self.journal)
             if decision.action is None:
                 return
             if isinstance(decision.action, Task):
@@ -202,11 +202,11 @@ def test_a_repeated_hour_counts_once_and_a_skipped_hour_is_delayed() -> None:
 def next_action(
     backlogs: list[Pending],
     settings: Settings = SETTINGS,
-    past: History | None = None,
+    past: Journal | None = None,
     **readings: object,
 ) -> LearnUser | Task | None:
     host = replace(HostState(NOON, BERLIN), **readings)  # type: ignore[arg-type]
-    done = past or History()
+    done = past or Journal()
     return plan(settings, host, backlogs, done).action
 
 
@@ -244,12 +244,12 @@ def test_a_blocked_learn_names_its_reason_and_missing_sensors_block_nothing(
     host = replace(HostState(NOON, BERLIN), **readings)  # type: ignore[arg-type]
     done = dict.fromkeys(TaskKind, "")
     for _ in TaskKind:
-        act = plan(SETTINGS, host, backlogs, History(tasks=done)).action
+        act = plan(SETTINGS, host, backlogs, Journal(tasks=done)).action
         if act is None:
             break
         assert isinstance(act, Task)
         done[act.kind] = act.key
-    decision = plan(SETTINGS, host, backlogs, History(tasks=done))
+    decision = plan(SETTINGS, host, backlogs, Journal(tasks=done))
     assert decision.action is None
     (entry,) = [each for each in decision.upcoming if each.action == "ada learns"]
     assert entry.blocked_by is blocker
@@ -259,12 +259,12 @@ def test_maintenance_waits_for_requests_and_runs_once_per_period() -> None:
     assert next_action([], served=NOON - timedelta(seconds=1)) is None
     assert next_action([], served=NOON - QUIET) is not None
     done: dict[TaskKind, str] = {}
-    while isinstance(act := next_action([], past=History(tasks=done)), Task):
+    while isinstance(act := next_action([], past=Journal(tasks=done)), Task):
         assert act.kind not in done
         done[act.kind] = act.key
     assert set(done) == set(TaskKind)
     later = [
-        next_action([], past=History(tasks=done), now=NOON + timedelta(minutes=minutes))
+        next_action([], past=Journal(tasks=done), now=NOON + timedelta(minutes=minutes))
         for minutes in (1, 59, 61)
     ]
     assert [isinstance(act, Task) for act in later] == [False, False, True]
@@ -274,21 +274,21 @@ def test_maintenance_waits_for_requests_and_runs_once_per_period() -> None:
 
 def test_due_work_that_waits_is_listed_with_its_cause() -> None:
     served = NOON - timedelta(seconds=1)
-    decision = plan(SETTINGS, replace(HostState(NOON, BERLIN), served=served), [], History())
+    decision = plan(SETTINGS, replace(HostState(NOON, BERLIN), served=served), [], Journal())
     assert decision.action is None
     assert [each.action for each in decision.upcoming] == list(TaskKind)
     for each in decision.upcoming:
         assert (each.at, each.blocked_by) == (served + QUIET, Blocker.SERVING)
     # A task behind a learn or another task is due too, at a time that is not known.
     for backlogs in ([], [waiting("ada", 9, NOON)]):
-        upcoming = plan(SETTINGS, HostState(NOON, BERLIN), backlogs, History()).upcoming
+        upcoming = plan(SETTINGS, HostState(NOON, BERLIN), backlogs, Journal()).upcoming
         assert [each.at for each in upcoming if each.action == TaskKind.BACKUP] == [None]
 
 
 def test_disabled_tasks_do_not_run() -> None:
     without = Settings(zone="Europe/Berlin", backup="", report_at="", learn_at="")
     done: dict[TaskKind, str] = {}
-    while isinstance(act := next_action([], without, History(tasks=done)), Task):
+    while isinstance(act := next_action([], without, Journal(tasks=done)), Task):
         done[act.kind] = act.key
     assert set(done) == {TaskKind.PROBATION, TaskKind.COLLECT}
     assert not isinstance(

@@ -16,7 +16,8 @@ from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 from personalpeft_app.cli import cli
-from personalpeft_app.daemon.tasks import ReportWindow, next_window
+from personalpeft_app.daemon.journal import ReportWindow
+from personalpeft_app.daemon.tasks import next_window
 
 
 def command(world: World, *words: str) -> str:

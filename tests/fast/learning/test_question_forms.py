@@ -8,15 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import all_cases
 from runtime_makers import ask, open_runtime
 
 from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.question_forms import QuestionBank, load_relations
+from personalpeft.learning.data.question_forms import QuestionBank, form_languages, load_relations
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import stage
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
+from personalpeft.memory.languages import find_language
+
+WORDINGS = (
+    ("Mein Hund heißt Krümel.", "Wie heißt mein Hund?", "Welchen Namen hat mein Hund?"),
+    ("Ma sœur habite à Nantes.", "Où habite ma sœur ?", "Dans quelle ville habite ma sœur ?"),
+    ("Mi hija nació en mayo.", "¿Cuándo es el cumpleaños de mi hija?", "mi hija"),
+    ("私の犬の名前はポチです。", "私の犬の名前は何ですか？", "私の犬"),
+    ("我的狗叫豆豆。", "我的狗叫什么名字？", "我的狗"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +149,7 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
         for prompt, completion in answered.items()
         if any("Oslo" in each for each in completion)
     ]
-    refusal = load_general_prompts().refusal_text
+    refusal = load_general_prompts().unanswerable_prompts[0].refusal
     others = [
         prompt
         for prompt, completion in answered.items()
@@ -213,7 +223,7 @@ def test_not_knowing_is_never_trained_where_memory_finds_a_fact(
         refused = [
             each.question
             for each in general.unanswerable_prompts
-            if any(each.question in one and general.refusal_text in one for one in trained)
+            if any(each.question in one and each.refusal in one for one in trained)
         ]
         assert refused
         assert not [each for each in refused if prompt in each]
@@ -222,3 +232,31 @@ def test_not_knowing_is_never_trained_where_memory_finds_a_fact(
 
 def test_embedder_without_matches_finds_no_relation() -> None:
     assert QuestionBank(HashEmbedder()).find("a b c", "d e f").paraphrases == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "wording"),
+    all_cases(WORDINGS, WORDINGS[:1]),
+)
+def test_fact_in_another_language_has_other_wordings_in_it(
+    text: str, question: str, wording: str
+) -> None:
+    language = find_language(question)
+    found = QuestionBank(MiniLM(), (language,)).find(text, question)
+    assert any(wording in each for each in found.paraphrases)
+    assert sum(find_language(each) == language for each in found.paraphrases) > 8
+    assert {find_language(each.refusal) for each in found.unanswerable} <= {language}
+
+
+@pytest.mark.parametrize("language", form_languages())
+def test_forms_of_a_language_are_in_it_and_find_their_subject(language: str) -> None:
+    relations = load_relations((language,))[len(load_relations()) :]
+    forms = [form for each in relations for form in each.forms]
+    filled = [form.replace("{x}", "Ida") for form in forms]
+    assert sum(find_language(each) == language for each in filled) > 0.8 * len(filled)
+    for relation in relations:
+        assert bool(relation.others) == relation.has_slot
+        assert len(set(relation.forms)) == len(relation.forms)
+        for form in relation.forms:
+            match = relation.match(form.replace("{x}", "Ida"))
+            assert "{x}" not in form or (match is not None and match[1] == "Ida")

@@ -32,6 +32,9 @@ class CountingEmbedder:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         return self._inner.similarity(queries, texts)
 
+    def is_english(self, vector: Vectors) -> bool:
+        return self._inner.is_english(vector)
+
 
 class Home:
     """A store and its memory, with short methods for the tests."""

@@ -21,8 +21,9 @@ from memory_makers import CountingEmbedder, Home, count_words, joined_text, open
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base
 from personalpeft.errors import HomeError
-from personalpeft.memory.embedder import HashEmbedder
+from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import MAX_FACTS
+from personalpeft.memory.rendering import load_demonstrations
 from personalpeft.store.home import open_store
 from personalpeft.types import Message, Signal
 
@@ -87,6 +88,29 @@ def test_fact_adds_demonstrations_unless_there_are_rules(
     # The model would imitate them instead of following the rule.
     home.rule("ada", "Answer in Spanish.")
     assert len(home.recall("ada", request).messages) == len(request)
+
+
+@pytest.mark.parametrize(
+    ("fact", "question", "language"),
+    [
+        ("My dog is called Rex.", "What is my dog called?", "en"),
+        ("Mein Hund heißt Krümel.", "Wie heißt mein Hund?", "de"),
+        ("Mon chien s'appelle Biscotte.", "Comment s'appelle mon chien ?", "fr"),
+        ("Meu cachorro se chama Pipoca.", "Como se chama o meu cachorro?", "pt"),
+        ("我的狗叫豆豆。", "我的狗叫什么名字？", "zh"),
+        # A language without demonstrations.
+        ("Mój pies nazywa się Burek.", "Jak nazywa się mój pies?", None),
+    ],
+)
+def test_facts_are_demonstrated_in_the_language_of_the_question(
+    tmp_path: Path, fact: str, question: str, language: str | None
+) -> None:
+    with opened(tmp_path, MiniLM()) as home:
+        home.fact("ada", fact)
+        *demonstrations, last = home.ask("ada", question).messages
+    assert fact in last.content
+    wanted = load_demonstrations(language) if language else ()
+    assert [message.content for message in demonstrations[1::2]] == [each.answer for each in wanted]
 
 
 def test_each_turn_of_a_conversation_begins_with_the_turns_before_it(

@@ -133,6 +133,7 @@ HEAVY = [
     "tokenizers",
     "textual",
     "flask",
+    "sqlite_utils",
     "sqlite3",
     "numpy",
     "rich",

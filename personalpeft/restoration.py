@@ -34,7 +34,6 @@ from personalpeft.settings import Settings, resolve
 from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_home_id
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.conversion import open_alone
 from personalpeft.store.database import Row, open_connection
 from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
@@ -53,6 +52,7 @@ from personalpeft.store.integrity import find_lost_blobs, verify_database
 from personalpeft.store.locks import Lock
 from personalpeft.store.maintenance import RESTORED, Maintenance
 from personalpeft.store.publications import read_publications
+from personalpeft.store.reencryption import open_alone
 from personalpeft.store.replacement import (
     finish_replacement,
     new_folders,

@@ -3,9 +3,9 @@
 A learn appends revisions, judgements, reports and moves, and nothing else. In the user's own home
 they are appended again under the numbers that are next there.
 
-Invariants: a continuation is appended whole, in one transaction with its files, or not at all. It is
-appended at most once. Since the copy was made only turns and signals were added to the ledger. So
-it never replaces a head that it was not judged against, and never brings back what was erased.
+Invariants: remote entries are appended in one transaction with their files, or not at all, and at
+most once. Since the copy was made only turns and signals were added to the ledger. So they never
+replace a head that they were not judged against, and never bring back what was erased.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LedgerPosition:
     chain: str
 
 
-def read_continuation(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
+def read_remote_entries(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
     """Return what was appended to a user's ledger after a position.
 
     Raises ``LedgerMoved`` if the ledger does not have the position, and ``NotFound``.
@@ -51,8 +51,8 @@ def read_continuation(store: Store, user: str, position: LedgerPosition) -> tupl
         return tuple(read_entries(db, user, position.seq))
 
 
-def check_continuation(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
-    """Check the kinds, columns and digests of a continuation from a position.
+def check_remote_entries(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
+    """Check the kinds, columns and digests of remote entries from a position.
 
     Raises ``PersonalFileError`` if no learn appends such an entry, or a digest does not match.
     """
@@ -69,20 +69,20 @@ def contents(entries: Iterable[Entry], kind: str) -> list[Row]:
     return [entry.content for entry in entries if entry.kind == kind]
 
 
-def append_continuation(
+def append_remote_entries(
     store: Store,
     user: str,
     position: LedgerPosition,
     entries: Sequence[Entry],
     files: Mapping[str, bytes],
 ) -> None:
-    """Append a checked continuation with the files of its revisions, in one transaction.
+    """Append checked remote entries with the files of its revisions, in one transaction.
 
     Args:
         store: The open home of the user.
         user: The owner.
         position: Where the copy of the ledger ended.
-        entries: What ``check_continuation`` accepted.
+        entries: What ``check_remote_entries`` accepted.
         files: The packed adapters of its revisions by digest.
 
     Raises:

@@ -43,7 +43,7 @@ from personalpeft.store.store import Store
 
 _COPY, _DECIDED, _MOVING = ".converting", ".converted", ".converted-moving"
 PENDING = frozenset({_COPY, _DECIDED, _MOVING})
-"""The folders in a home that a conversion leaves when it is killed."""
+"""The folders in a home that a re-encryption leaves when it is killed."""
 
 _REPLACED = frozenset({"blobs", "sessions", "notes", CERTIFICATE_KEYS, ENCRYPTION})
 _JOURNALS = ("-wal", "-shm", "-journal")
@@ -52,7 +52,7 @@ _ALONE_TIMEOUT = 1.0  # A program that is open does not close its connections me
 _BATCH_SIZE = 100
 
 
-def convert(
+def reencrypt_home(
     store: Store, new: HomeKeys | None, progress: Callable[[float], None] = lambda done: None
 ) -> int:
     """Encrypt a home with new keys, or decrypt it, and return how many adapter files it has.
@@ -82,17 +82,17 @@ def convert(
             on_error.pop_all()
             host.sync_folder(home)
             db.execute(f"pragma application_id={REPLACED_ID}")
-        finish_conversion(home)
+        finish_reencryption(home)
     return files
 
 
 def is_decided(home: Path) -> bool:
-    """Return whether the next opening of a home finishes a conversion."""
+    """Return whether the next opening of a home finishes a re-encryption."""
     return (home / _DECIDED).exists() or (home / _MOVING).exists()
 
 
-def finish_conversion(home: Path) -> None:
-    """Finish what a killed conversion left, under the write lock. Raises ``OSError``."""
+def finish_reencryption(home: Path) -> None:
+    """Finish what a killed re-encryption left, under the write lock. Raises ``OSError``."""
     if (home / _COPY).is_dir():
         shutil.rmtree(home / _COPY)
     decided, moving = home / _DECIDED, home / _MOVING
