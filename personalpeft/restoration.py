@@ -289,16 +289,10 @@ def _copy(backup: Path, part: Path, progress: Progress) -> None:
         progress("Copying", number / len(files))
         target = part / path.relative_to(backup)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("rb") as source, open(target, "xb", opener=_open_private) as copy:
+        with path.open("rb") as source, host.create_file(target) as copy:
             shutil.copyfileobj(source, copy)
-            copy.flush()
-            host.sync_file(copy.fileno())
     for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
         host.sync_folder(folder)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _forget_again(
