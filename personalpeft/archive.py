@@ -144,7 +144,7 @@ def import_user(
     """
     source = path.expanduser().absolute()
     digests = _check_in_child(source)
-    with _reading(source), _open(source) as file:
+    with _open(source) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digests.get(str(source)):
             raise _PERSONAL.invalid("It changed while it was read.")
         portable, blobs, revisions = _read(file)
@@ -201,7 +201,7 @@ def _limits(size: int) -> Limits:
 def check_personal_file(path: str) -> Mapping[str, str]:
     """Read a ``.personal`` file in a child of ``sandbox``, and return its digest."""
     source = Path(path)
-    with _reading(source), _open(source) as file:
+    with _open(source) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         _, blobs, revisions = _read(file)
         for name in blobs.keys() & {revision.digest for revision in revisions}:
@@ -217,10 +217,14 @@ def _read(file: IO[bytes]) -> tuple[UserExport, Mapping[str, bytes], tuple[Revis
 
 
 @contextmanager
-def _reading(source: Path) -> Iterator[None]:
+def _open(source: Path) -> Iterator[BufferedReader]:
+    """Open a file, and turn what its bytes do to a reader into ``PersonalFileError``."""
     try:
         with map_archive_errors(source.name, _PERSONAL):
-            yield
+            if not source.is_file():
+                raise FileNotFoundError(errno.ENOENT, "it is not a file")
+            with source.open("rb") as file:
+                yield file
     except PersonalPeftError:
         raise
     except OSError as error:
@@ -228,14 +232,6 @@ def _reading(source: Path) -> Iterator[None]:
             f"{source} cannot be read: {error.strerror or error}.",
             hint="Check the path and its permissions.",
         ) from error
-
-
-@contextmanager
-def _open(source: Path) -> Iterator[BufferedReader]:
-    if not source.is_file():
-        raise FileNotFoundError(errno.ENOENT, "it is not a file")
-    with source.open("rb") as file:
-        yield file
 
 
 def user_index(portable: UserExport) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,10 +194,11 @@ def restore(
         with _open(part, settings, clock) as store:
             _keep_keys(home, keys, store)
             Maintenance(store).write_note(RESTORED, clock.now().isoformat())
-        count = _forget_again(part, settings, erasures, clock)
+            owners = find_owners(store.database, erasures)
+        count = _forget_again(part, settings, erasures, owners, clock)
         with _open(part, settings, clock) as store:
             unpublished = store.publications.take_over(_publications_of(home, keys))
-        missing = _check(part, settings, clock)
+            missing = _check(store)
         replaced = None
         with map_home_errors(home):
             folders = ErasureLog(home).folders()
@@ -288,27 +289,20 @@ def _copy(backup: Path, part: Path, progress: Progress) -> None:
         progress("Copying", number / len(files))
         target = part / path.relative_to(backup)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("rb") as source, open(target, "xb", opener=_open_private) as copy:
+        with path.open("rb") as source, host.create_file(target) as copy:
             shutil.copyfileobj(source, copy)
-            copy.flush()
-            host.sync_file(copy.fileno())
     for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
         host.sync_folder(folder)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _forget_again(
     part: Path,
     settings: Settings,
     erasures: Sequence[LoggedErasure],
+    owners: Mapping[str, Iterable[str]],
     clock: Clock,
 ) -> int:
     """Forget in a copy what was forgotten since, and return how much it was."""
-    with _open(part, settings, clock) as store:
-        owners = find_owners(store.database, erasures)
     count = 0
     # To forget needs no base: a new machine may not have it yet.
     with Runtime(dataclasses.replace(settings, home=part), "fake", "fake", clock=clock) as runtime:
@@ -335,23 +329,20 @@ def _name_of(erasure: LoggedErasure, user: User) -> str:
     return layers[0]
 
 
-def _check(part: Path, settings: Settings, clock: Clock) -> tuple[str, ...]:
+def _check(store: Store) -> tuple[str, ...]:
     """Return the adapter files that a copy lacks. Raise ``Damaged`` if its database is not whole.
 
     What no revision in it names is deleted first. A lost adapter may be built again from the
     ledger, so it does not hold back what all users said.
     """
-    with _open(part, settings, clock) as store:
-        delete_unnamed_blobs(store)
-        problems = verify_database(store)
-        missing = tuple(each.digest for each in find_lost_blobs(store))
-    if problems:
+    delete_unnamed_blobs(store)
+    if problems := verify_database(store):
         raise Damaged(
             f"The backup has {len(problems)} problems, and nothing was restored. The first: "
             f"{problems[0].where}: {problems[0].fault}",
             hint="Restore an older copy.",
         )
-    return missing
+    return tuple(each.digest for each in find_lost_blobs(store))
 
 
 def _open(part: Path, settings: Settings, clock: Clock) -> Store:
@@ -400,10 +391,9 @@ def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
     former = FileCipher(store.database, keys, store.entropy)
     for path in (Path(CERTIFICATE_KEYS), Path("notes", f"{PUBLISHED}.json")):
         with map_home_errors(store.home), suppress(FileNotFoundError, NotADirectoryError, Damaged):
-            data = former.decrypt((home / path).read_bytes(), path.name)
-            stored = store.cipher.encrypt(data, path.name, store.cipher.home_key)
+            data = former.read_file(home / path)
             (store.home / path).parent.mkdir(mode=0o700, exist_ok=True)
-            host.replace_file(store.home / path, stored)
+            store.cipher.write_file(store.home / path, data)
 
 
 def _publications_of(home: Path, keys: HomeKeys | None) -> list[Row]:

@@ -191,7 +191,7 @@ class Memory:
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
         ) -> bool:
-            items = _prompt_items(rules, facts, language if demonstrated else None)
+            items = PromptItems(rules, facts, language if demonstrated else None)
             return count_tokens(items.added_text) <= budget_tokens
 
         chosen_rules: list[Signal] = []
@@ -219,7 +219,7 @@ class Memory:
             *(fact for fact in newest_first if fact in chosen_facts),
             *(fact for fact in chosen_facts if fact.id not in values),
         ]
-        items = _prompt_items(chosen_rules, shown, language if demonstrated else None)
+        items = PromptItems(chosen_rules, shown, language if demonstrated else None)
         return AugmentedPrompt(items.add_to(messages, system), ids)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
@@ -341,7 +341,7 @@ class Memory:
         rules, facts = ([signal], []) if is_rule else ([], [signal])
         queries = self.embedder.embed(_queries(messages)[:1] if facts else [])
         language = self._language(messages, queries) if len(queries) else ENGLISH
-        return _prompt_items(rules, facts, language).add_to(messages, system)
+        return PromptItems(rules, facts, language).add_to(messages, system)
 
     def _language(self, messages: Sequence[Message], queries: Vectors) -> str:
         """Return the language of a request, given the vectors of its queries."""
@@ -385,12 +385,3 @@ def _without_repeats(signals: Iterable[Signal]) -> Iterator[Signal]:
         if line not in seen:
             seen.add(line)
             yield signal
-
-
-def _prompt_items(
-    rules: Sequence[Signal], facts: Sequence[Signal], language: str | None = ENGLISH
-) -> PromptItems:
-    rule_texts, fact_texts = (
-        tuple(each.payload["text"] for each in some) for some in (rules, facts)
-    )
-    return PromptItems(rule_texts, fact_texts, language)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from personalpeft.types import Message
+from personalpeft.types import Message, Signal
 
 _RULES_HEADING = "The user asked earlier, in their own words:"
 # Measured on SmolLM2-135M-Instruct, greedy, with 24 facts of three people and 72 new questions
@@ -46,13 +46,13 @@ class FewShotExample:
 
 @dataclass(frozen=True, slots=True)
 class PromptItems:
-    """The texts of rules and of facts that are added to a prompt, in order.
+    """The rules and facts that are added to a prompt, in order.
 
     ``language``: that of the demonstrations that facts come with, some 200 tokens; None without.
     """
 
-    rules: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
+    rules: Sequence[Signal]
+    facts: Sequence[Signal]
     language: str | None = ENGLISH
 
     @property
@@ -61,7 +61,7 @@ class PromptItems:
         parts = [_rules_block(self.rules)] if self.rules else []
         if self.facts:
             parts += [message.content for message in self._demonstrations]
-            parts.append(_facts_block(self.facts))
+            parts.append(self._facts_block)
         return "".join(f"\n\n{part}" for part in parts)
 
     @property
@@ -69,6 +69,10 @@ class PromptItems:
         # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
         # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).
         return _demonstration_turns(self.language) if self.language and not self.rules else ()
+
+    @property
+    def _facts_block(self) -> str:
+        return _facts_block([fact.payload["text"] for fact in self.facts])
 
     def add_to(self, messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
         """Return the messages with the items.
@@ -78,7 +82,7 @@ class PromptItems:
         """
         added = tuple(messages)
         if self.facts:
-            added = _add_facts(added, _facts_block(self.facts), self._demonstrations)
+            added = _add_facts(added, self._facts_block, self._demonstrations)
         return _add_system_text(added, _rules_block(self.rules), system) if self.rules else added
 
 
@@ -108,8 +112,9 @@ def _demonstration_turns(language: str) -> tuple[Message, ...]:
     )
 
 
-def _rules_block(rules: Sequence[str]) -> str:
-    return "\n".join([_RULES_HEADING, *(f"- {quote_line(rule)}" for rule in rules)])
+def _rules_block(rules: Sequence[Signal]) -> str:
+    lines = (f"- {quote_line(rule.payload['text'])}" for rule in rules)
+    return "\n".join([_RULES_HEADING, *lines])
 
 
 def _facts_block(facts: Sequence[str]) -> str:

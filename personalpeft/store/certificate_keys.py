@@ -46,13 +46,11 @@ def load_certificate_keys(store: Store) -> CertificateKeys:
             # Another process may have made them meanwhile.
             if not path.exists():
                 new = {name: store.entropy(_BYTES).hex() for name in ("signing", "naming")}
-                text = json.dumps(new).encode()
-                host.replace_file(path, cipher.encrypt(text, path.name, cipher.home_key))
+                cipher.write_file(path, json.dumps(new).encode())
                 host.sync_folder(home)
-    with map_home_errors(home):
-        stored = path.read_bytes()
     try:
-        values = json.loads(cipher.decrypt(stored, path.name))
+        with map_home_errors(home):
+            values = json.loads(cipher.read_file(path))
         keys = {name: bytes.fromhex(values[name]) for name in ("signing", "naming")}
     except (Damaged, ValueError, TypeError, KeyError) as error:
         raise _damaged(path) from error

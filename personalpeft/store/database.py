@@ -144,13 +144,8 @@ class Database:
         with suppress(Busy), map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":
                 return
-            with self._writer.acquire(0):
-                db.execute("pragma busy_timeout=0").fetchall()
-                try:
-                    db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
-                finally:
-                    milliseconds = round(self._timeout * 1000)
-                    db.execute(f"pragma busy_timeout={milliseconds}").fetchall()
+            with self._writer.acquire(0), self._without_waiting(db):
+                db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
 
     def truncate_journal(self, *, wait: bool = True) -> bool:
         """Write all commits to the database file and empty the journal.
@@ -162,14 +157,18 @@ class Database:
         with map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":
                 return True  # Other journals are emptied by each commit.
-            (timeout,) = db.execute("pragma busy_timeout").fetchone()
-            try:
-                if not wait:
-                    db.execute("pragma busy_timeout=0").fetchone()
+            with nullcontext() if wait else self._without_waiting(db):
                 (blocked, _, _) = db.execute("pragma wal_checkpoint(truncate)").fetchone()
-            finally:
-                db.execute(f"pragma busy_timeout={timeout}").fetchone()
             return not blocked
+
+    @contextmanager
+    def _without_waiting(self, db: sqlite3.Connection) -> Iterator[None]:
+        """Have SQLite wait for no lock of another program inside the block."""
+        db.execute("pragma busy_timeout=0").fetchall()
+        try:
+            yield
+        finally:
+            db.execute(f"pragma busy_timeout={round(self._timeout * 1000)}").fetchall()
 
     def mark_open(self) -> None:
         """Show other programs that the home is open, until this is closed.

@@ -246,11 +246,6 @@ class FileCipher:
         """Return a cipher with the same keys that finds data keys in a copy of the database."""
         return FileCipher(database, self._keys, self._entropy)
 
-    @property
-    def home_key(self) -> DataKey | None:
-        """The recipient of files that belong to no user."""
-        return self._keys.home if self._keys else None
-
     def user_key(self, user: str) -> DataKey | None:
         """Return the data key of a user, made on first use; None in a plain home."""
         if self._keys is None:
@@ -323,6 +318,15 @@ class FileCipher:
             hint="It was changed, or its key was destroyed. Run verify for details.",
         )
 
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Write a file durably that belongs to no user. Raises ``OSError``."""
+        home_key = self._keys.home if self._keys else None
+        host.replace_file(path, self.encrypt(data, path.name, home_key))
+
+    def read_file(self, path: Path) -> bytes:
+        """Return the content of a file. Raises ``OSError``, and as ``decrypt``."""
+        return self.decrypt(path.read_bytes(), path.name)
+
     def recipients(self, stored: bytes) -> list[DataKey]:
         """Return the keys of this home that open a file, given its beginning."""
         if self._keys is None:
@@ -331,8 +335,10 @@ class FileCipher:
         return [key for key in found if key is not None]
 
     def _find_key(self, key_id: bytes) -> DataKey | None:
-        if self._keys is None or key_id == self._keys.home.id:
-            return self.home_key  # None in a plain home.
+        if self._keys is None:
+            return None
+        if key_id == self._keys.home.id:
+            return self._keys.home
         sql = "select wrapped from data_key where id = ?"
         row = self._database.fetch_one(sql, key_id.hex())
         key = row and _unwrap(self._keys.home.key, row["wrapped"], key_id)

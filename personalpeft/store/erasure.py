@@ -52,7 +52,7 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
         keys: list[str] = []
         with store.database.write_transaction() as db:
             result = _erase_rows(store, db, user, erasure)
-            if result.revisions or store.has_sessions(user):
+            if erasure.revisions or store.has_sessions(user):
                 keys = store.cipher.user_key_ids(user)
                 _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
@@ -209,15 +209,10 @@ def _erase_rows(store: Store, db: sqlite3.Connection, user: str, erasure: Erasur
     _derive_chain(eraser)
     files = _list_files(store.database, [row["digest"] for row in revisions])
     _enqueue_deletions(db, user, files)
-    kinds = [kind for kind, _ in eraser.erased.values()]
     return ErasureResult(
-        turns=kinds.count("turn"),
-        signals=kinds.count("signal"),
-        revisions=kinds.count("revision"),
-        reports=kinds.count("report"),
+        reports=sum(kind == "report" for kind, _ in eraser.erased.values()),
         vectors=vectors,
         files=sum(kind == "blob" for kind, _ in files),
-        emptied=len(erasure.emptied),
         heads=heads,
     )
 

@@ -26,9 +26,8 @@ from pathlib import Path
 from personalpeft import host
 from personalpeft.errors import Busy, HomeError
 from personalpeft.store.blobs import DIGEST
-from personalpeft.store.database import Database
 from personalpeft.store.erasure import delete_pending_files
-from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.plugin_data import plugin_folders
@@ -51,18 +50,15 @@ def collect_garbage(
 
     ``progress`` is called with the share that is done, 0 to 1. Raises ``HomeError``, ``Busy``.
     """
-    if store.read_only and not dry_run:
-        raise read_only_error(store.home)
     if not dry_run:
+        store.check_writable()
         delete_pending_files(store)
     now = store.now()
     found: Counter[str] = Counter()
     with map_home_errors(store.home):
         before = (now - BLOB_AGE).timestamp()
-        for done, files in store.blobs.batches():
-            progress(done)
-            for name, size in _collect_files(store.database, files, before, dry_run):
-                found.update({"parts" if name.endswith(_PART) else "blobs": 1, "bytes": size})
+        for name, size in _collect_blobs(store, before, dry_run, progress):
+            found.update({"parts" if name.endswith(_PART) else "blobs": 1, "bytes": size})
         for size in _collect_parts(store, dry_run):
             found.update({"parts": 1, "bytes": size})
         before = (now - SESSION_AGE).timestamp()
@@ -75,9 +71,8 @@ def collect_garbage(
 def delete_unnamed_blobs(store: Store) -> None:
     """Delete all blobs that no revision names, in a home that no other program uses."""
     with map_home_errors(store.home):
-        for _, files in store.blobs.batches():
-            for _ in _collect_files(store.database, files, before=math.inf, dry_run=False):
-                pass
+        for _ in _collect_blobs(store, math.inf, dry_run=False):
+            pass
 
 
 def delete_partial_files(store: Store) -> int:
@@ -85,13 +80,9 @@ def delete_partial_files(store: Store) -> int:
 
     Return how many files and unfinished backups there were. Raises ``HomeError``, ``Busy``.
     """
-    count = 0
-    with store.database.write_lock(), map_home_errors(store.home):
-        for _, files in store.blobs.batches():
-            for path in filter(_is_part, files):
-                path.unlink(missing_ok=True)
-                count += 1
+    store.check_writable()
     with map_home_errors(store.home):
+        count = sum(1 for _ in _collect_blobs(store, -math.inf, dry_run=False))
         count += sum(1 for _ in _collect_parts(store, dry_run=False))
     return count + Maintenance(store).delete_unfinished_backups()
 
@@ -101,25 +92,33 @@ def _is_part(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(_PART)
 
 
-def _collect_files(
-    database: Database, files: list[Path], before: float, dry_run: bool
+def _collect_blobs(
+    store: Store,
+    before: float,
+    dry_run: bool,
+    progress: Callable[[float], None] = lambda done: None,
 ) -> Iterator[tuple[str, int]]:
-    """Delete what is garbage among files of one folder; yield the name and size of each."""
-    parts = [path for path in files if _is_part(path)]
-    old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
-    # First without the lock: nearly every blob is named, and a writer should wait only for
-    # deletions.
-    unnamed = unnamed_blobs(database, old)
-    if not unnamed and not parts:
-        return
-    with database.exclude_writers():
-        unnamed = unnamed_blobs(database, unnamed)
-        blobs = [path for path in files if path.name in unnamed and _is_old(path, before)]
-        # Partial files are written under the write lock, which is held here: their writers are
-        # dead.
-        for path in (*parts, *blobs):
-            with suppress(FileNotFoundError):
-                yield path.name, _delete(path, dry_run)
+    """Delete partial files in ``blobs/``, and blobs from before a time that no revision names; yield
+    the name and size of each.
+    """
+    database = store.database
+    for done, files in store.blobs.batches():
+        progress(done)
+        parts = [path for path in files if _is_part(path)]
+        old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
+        # First without the lock: nearly every blob is named, and a writer should wait only for
+        # deletions.
+        unnamed = unnamed_blobs(database, old)
+        if not unnamed and not parts:
+            continue
+        with database.exclude_writers():
+            unnamed = unnamed_blobs(database, unnamed)
+            blobs = [path for path in files if path.name in unnamed and _is_old(path, before)]
+            # Partial files are written under the write lock, which is held here: their writers are
+            # dead.
+            for path in (*parts, *blobs):
+                with suppress(FileNotFoundError):
+                    yield path.name, _delete(path, dry_run)
 
 
 def _collect_parts(store: Store, dry_run: bool) -> Iterator[int]:

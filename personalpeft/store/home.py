@@ -105,17 +105,14 @@ def open_store(
         on_error.callback(database.close)
         try:
             _prepare_database(home, database)
+            database.mark_open()
         except Damaged as error:
-            _check_not_reencrypted(home, home_keys)
             raise HomeError(
                 error.message,
                 hint="Copy the folder, then restore it from a backup or choose another home.",
             ) from error
-        except HomeError:
+        finally:
             _check_not_reencrypted(home, home_keys)
-            raise
-        database.mark_open()
-        _check_not_reencrypted(home, home_keys)
         store = Store(home, database, now=now, entropy=entropy, keys=home_keys)
         on_error.pop_all()
     if not read_only:

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from personalpeft import host
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import Busy, HomeError, InvalidInput
 from personalpeft.store.backup import (
@@ -86,8 +85,7 @@ class Maintenance(
         path = self._note_path(task)
         with self._store.database.write_lock(), map_home_errors(self._home):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            cipher = self._store.cipher
-            host.replace_file(path, cipher.encrypt(text.encode(), path.name, cipher.home_key))
+            self._store.cipher.write_file(path, text.encode())
 
     def read_note(self, task: str) -> str | None:
         """Return a task's last note, or None if none can be read."""

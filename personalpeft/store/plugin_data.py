@@ -74,7 +74,7 @@ class PluginData:
         path = self.files / digest
         with map_home_errors(self._home):
             if read_file(path, self._cipher) is None:
-                write_file(path, data, self._cipher)
+                self._cipher.write_file(path, data)
             # Also where it existed: its writer may have been killed before.
             host.sync_folder(self.files)
         return digest
@@ -120,11 +120,6 @@ def stored_key(database: Path, key: str | None) -> str | None:
 def open_database(path: Path, key: str | None) -> sqlite3.Connection:
     """Open an existing database of a plugin."""
     return open_connection(path, "mode=rw", timeout=_TIMEOUT, key=key)
-
-
-def write_file(path: Path, data: bytes, cipher: FileCipher) -> None:
-    """Write a file of a plugin, encrypted in an encrypted home. Raises ``OSError``."""
-    host.replace_file(path, cipher.encrypt(data, path.name, cipher.home_key))
 
 
 def read_file(path: Path, cipher: FileCipher) -> bytes | None:

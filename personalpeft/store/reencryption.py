@@ -37,7 +37,6 @@ from personalpeft.store.plugin_data import (
     plugin_folders,
     read_file,
     stored_key,
-    write_file,
 )
 from personalpeft.store.schema import REPLACED_ID
 from personalpeft.store.store import Store
@@ -157,10 +156,9 @@ def _copy_files(
             target.blobs.put_many((row["user"], blobs.read(row["digest"])) for row in batch)
         for path in (*home.glob("notes/[!.]*.json"), home / CERTIFICATE_KEYS):
             with suppress(FileNotFoundError):
-                data = former.decrypt(path.read_bytes(), path.name)
-                data = target.cipher.encrypt(data, path.name, target.cipher.home_key)
+                data = former.read_file(path)
                 (target_path := copy / path.relative_to(home)).parent.mkdir(0o700, exist_ok=True)
-                host.replace_file(target_path, data)
+                target.cipher.write_file(target_path, data)
         _copy_plugins(home, copy, former, target.cipher, new)
         with database.write_transaction() as db:
             db.execute("delete from data_key where user = ''")
@@ -192,7 +190,7 @@ def _copy_plugins(
         for path in files(folder):
             (parent := target / path.parent.name).mkdir(mode=0o700, exist_ok=True)
             if (data := read_file(path, former)) is not None:
-                write_file(parent / path.name, data, cipher)
+                cipher.write_file(parent / path.name, data)
         for each in (*target.glob("*/"), target):
             host.sync_folder(each)
 

@@ -103,7 +103,7 @@ class ErasureMark:
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """What an erasure erased, counted.
+    """What an erasure erased beside the named items, counted.
 
     - ``vectors``: embeddings of erased signals.
     - ``files``: adapter files that no other revision names.
@@ -113,13 +113,9 @@ class ErasureResult:
     - ``keys_destroyed``: the ids of the user's data keys that were destroyed, hex.
     """
 
-    turns: int = 0
-    signals: int = 0
-    revisions: int = 0
     reports: int = 0
     vectors: int = 0
     files: int = 0
-    emptied: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)
     complete: bool = True
     keys_destroyed: tuple[str, ...] = ()
