@@ -18,6 +18,7 @@ from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
+from personalpeft.arguments import check_choice
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
@@ -52,7 +53,7 @@ from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
-from personalpeft.settings import Observing, Serving, Settings, check_choice
+from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
