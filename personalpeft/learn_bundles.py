@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -32,10 +32,15 @@ from personalpeft.archive import (
     user_index,
     user_of,
 )
-from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
+from personalpeft.errors import (
+    BaseMismatch,
+    BuildMismatch,
+    InvalidInput,
+    NotFound,
+    PersonalPeftError,
+)
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import LearnReport, from_json
@@ -62,7 +67,7 @@ from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease, user_leases
 from personalpeft.store.user_export import UserExport, decode_revisions, insert_user, read_user
-from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
+from personalpeft.types import Json, Revision, Verdict, canonical_digest
 
 _COMMON_KEYS: Mapping[str, type] = {"base": str, "build": dict, "at": str}
 _BUNDLE = ArchiveFormat(
@@ -178,12 +183,17 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
             revisions = _check_result(services, user, content)
         if not entries:
             return report
-        # Durable and pinned before the head moves, so that the first reply does not load it.
+        # Durable before the head moves.
         store.blobs.put_many((user, data) for data in content.blobs.values())
-        with services.model.preloaded(_next_stack(services, user, content, revisions)):
-            append_continuation(store, user, position, entries, content.blobs)
+        append_continuation(store, user, position, entries, content.blobs)
         for revision in revisions:
             store.delete_session(user, revision.layer)
+    # So that the first reply does not load it. Errors are ignored: the result is published.
+    with (
+        suppress(PersonalPeftError),
+        services.model.preloaded(store.catalog.stack(user, base.digest)),
+    ):
+        pass
     return report
 
 
@@ -383,22 +393,3 @@ def _check_result(services: Services, user: str, content: ArchiveContent) -> tup
     if not all(earliest <= each <= latest for each in times):
         raise _RESULT.invalid("The clock of the machine that learned it is wrong.")
     return new
-
-
-def _next_stack(
-    services: Services, user: str, content: ArchiveContent, new: Sequence[Revision]
-) -> Stack:
-    """Return the live stack as the moves of a result leave it."""
-    catalog = services.store.catalog
-    stack = catalog.stack(user, services.base.digest)
-    digests = {revision.id: revision.digest for revision in new}
-    weights = {layer.name: layer.weight for layer in catalog.layers(user)}
-    for move in contents(content.entries, "move"):
-        layer, head = move["layer"], move["after"]
-        if head is None:
-            rest = tuple(entry for entry in stack.entries if entry.layer != layer)
-            stack = replace(stack, entries=rest)
-            continue
-        digest = digests.get(head) or catalog.revision(user, head).digest
-        stack = replace_layer(stack, StackEntry(layer, head, digest, weights.get(layer, 1.0)))
-    return stack
