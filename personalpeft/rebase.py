@@ -65,25 +65,18 @@ class RebaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RebaseReport(HasJson):
-    """How one rebase ended.
+    """How one rebase ended, why, and how long it took.
 
     Attributes:
-        user: The user.
-        at: When it ended.
         base: Digest of the base of the live stack before.
-        to: Digest of the other base.
-        name: Name of its card.
-        outcome: How it ended.
-        reasons: Why.
+        to: Digest of the other base; ``name`` is that of its card.
         accepted: Whether the caller switched by name what the gate did not promote.
         switched: Whether the new stack is live.
         layers: Each layer before and after.
         against_bare_base: Whether the former base was not open, so that the questions and the
             examples compare the new stack with its own bare base.
-        questions: The held-out questions.
         margin: The largest difference that is a tie, in nats per byte.
-        examples: Some of the questions with the generated answers of both stacks.
-        seconds: How long it took.
+        examples: Some of the held-out questions with the generated answers of both stacks.
     """
 
     json_properties = ("verdict", "reason", "improved", "regressed", "tied")

@@ -66,10 +66,6 @@ class RebuildReport(HasJson):
     """How the rebuild of one revision ended.
 
     Attributes:
-        user: The owner.
-        layer: The layer of the revision.
-        revision: Its id.
-        outcome: A ``RebuildOutcome``.
         digest: The recorded digest.
         rebuilt: The digest of the rebuilt file; None if nothing was built.
         same_inputs: Whether lessons, recipe, base and the revisions below are as recorded.

@@ -152,9 +152,7 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    augmented, item_ids = messages, tuple[str, ...]()
-    if memory:
-        augmented, item_ids = augment_prompt(services, user, messages)
+    augmented, item_ids = augment_prompt(services, user, messages, memory=memory)
     sides = [
         (revision or BASE, stack_with_revision(services, user, messages, layer, revision))
         for revision in revisions

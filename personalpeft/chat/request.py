@@ -150,9 +150,7 @@ def _submit(
     """Return the messages that fit into the context, the ids of memory's items, and the output."""
     engine = services.engine
     while True:
-        augmented, item_ids = messages, tuple[str, ...]()
-        if chat.memory:
-            augmented, item_ids = augment_prompt(services, user, messages)
+        augmented, item_ids = augment_prompt(services, user, messages, memory=chat.memory)
         request = Request(
             user,
             augmented,
@@ -216,13 +214,15 @@ def stack_with_revision(
 
 
 def augment_prompt(
-    services: Services, user: str, messages: tuple[Message, ...]
+    services: Services, user: str, messages: tuple[Message, ...], *, memory: bool
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the messages with the user's rules and relevant facts, and the ids of those.
+    """Return the messages, with ``memory`` also the user's rules and relevant facts and their ids.
 
     What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
     lookup of facts understands more wordings than a layer.
     """
+    if not memory:
+        return messages, ()
     backend = services.engine.backend
     recall = services.memory.add_to_prompt(
         user,
