@@ -38,7 +38,8 @@ from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
 from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
 from personalpeft.learning.status import publish_status
-from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
+from personalpeft.learning.train.checkpoint import CheckpointStore
+from personalpeft.learning.train.loop import LoopControl, TrainResult
 from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
 from personalpeft.services import Services
 

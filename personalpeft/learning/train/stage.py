@@ -12,13 +12,8 @@ from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_replies import GeneralReplies, generate_general_replies
 from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train.loop import (
-    CheckpointStore,
-    LoopControl,
-    TrainJob,
-    TrainResult,
-    train,
-)
+from personalpeft.learning.train.checkpoint import CheckpointStore
+from personalpeft.learning.train.loop import LoopControl, TrainJob, TrainResult, train
 from personalpeft.services import Services
 from personalpeft.types import Progress
 
