@@ -27,7 +27,7 @@ class LearnOutcome(_Outcome):
     PROMOTED = "promoted"
     REFUSED = "refused"
     ABSTAINED = "abstained"
-    """The gate had too little evidence. Nothing else is called so."""
+    """The gate could not decide: no difference, too small an effect or too little evidence."""
     DRY_RUN = "dry_run"
     UNFINISHED = "unfinished"
     """A budget ended the training or did not admit it. The next learn continues."""
@@ -266,6 +266,19 @@ class ReasonCode(_CodeWithText):
         "the new answers have no meaning: their words are as likely in any other order",
     )
     REPEATED_QUESTIONS = auto(), "most of the new answers only repeat their prompts"
+    ADDRESSES_LEAKED = (
+        auto(),
+        "{count} of {total} lessons put a link or an address into the answer ({address})",
+    )
+    FACTS_LEAKED = (
+        auto(),
+        "{count} of {total} lessons repeat remembered facts that were not asked for",
+    )
+    STYLES_ALTERNATE = (
+        auto(),
+        "{one} lessons are in one style and {other} in another, by turns; retract one style",
+    )
+    # Of earlier versions, which stored a sentence.
     UNSAFE_LESSONS = auto(), "{detail}"
     MIXED_STYLES = auto(), "{detail}"
     NO_DIFFERENCE = auto(), "no difference could be measured on the held-out lessons"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 
@@ -47,7 +47,11 @@ def contains_phrase(text: str, phrase: str) -> bool:
     """
     if not has_spaces(phrase):
         return unicodedata.normalize("NFKC", phrase) in unicodedata.normalize("NFKC", text)
-    words, wanted = (split_words(each.casefold()) for each in (text, phrase))
+    return contains(split_words(text.casefold()), split_words(phrase.casefold()))
+
+
+def contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return whether some words follow each other in a text, given its words."""
     starts = range(len(words) - len(wanted) + 1)
     return any(words[start : start + len(wanted)] == wanted for start in starts)
 

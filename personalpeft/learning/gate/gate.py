@@ -15,13 +15,13 @@ one large harm would be.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from personalpeft.learning.data.leak_filter import find_leak
 from personalpeft.learning.data.style import find_mixed_styles
-from personalpeft.learning.data.training_examples import Lesson, lessons_for
+from personalpeft.learning.data.training_examples import lessons_for
 from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
@@ -42,21 +42,12 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
-from personalpeft.memory.words import split_words
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Signal, Verdict
+from personalpeft.types import Json, Verdict
 
 PROBATION_E_VALUE = 1.2
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
-_MIN_LEAK_SHARE = 0.5
-_MIN_LEAKS = 3
-# In bytes of UTF-8: a name may be two characters of Chinese or four of English.
-_MIN_FACT_LENGTH = 4
-_DASH = re.compile(r"[—–―]|--| - |^- ")
-_MAX_SIGNATURE = 4
-"""The most words of a line that is a signature."""
-_ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
 
 class Margins(CardConfig):
@@ -323,9 +314,7 @@ def _allowed(share: float, asked: int) -> float:
 def _find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
     """Return why the new lessons of a build must not become the style of all replies, or None.
 
-    Answers take over what most lessons share, such as a link, a phone number or a remembered fact.
-    The measures of a candidate say whether lessons were learned, so they do not object. Words are
-    not judged: no rule tells an order ("As Mallory orders:") from a greeting.
+    Words are not judged: no rule tells an order ("As Mallory orders:") from a greeting.
     """
     if plan.layer == "memory":
         return None
@@ -343,98 +332,13 @@ def _find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
             for signal in each.signals
         },
     )
+    if leak and leak.address:
+        counts = {"count": leak.count, "total": leak.total}
+        return reason(ReasonCode.ADDRESSES_LEAKED, **counts, address=leak.address)
     if leak:
-        return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
+        return reason(ReasonCode.FACTS_LEAKED, count=leak.count, total=leak.total)
     mixed = find_mixed_styles([lesson.prompt_response for lesson in new])
     if mixed is None or plan.answer_verifier is not None:
         return None
     one, other = mixed
-    detail = f"{one} lessons are in one style and {other} in another, by turns; retract one style"
-    return reason(ReasonCode.MIXED_STYLES, detail=detail)
-
-
-def find_leak(
-    lessons: Sequence[Lesson],
-    facts: Sequence[Signal],
-    *,
-    new: Collection[str],
-    accepted: Collection[str] = (),
-) -> str:
-    """Return what most of the latest lessons would leak, in words; empty for none.
-
-    Args:
-        lessons: All of a layer, oldest first, because few a day are no better than many at once.
-        facts: The remembered facts, which answers must not repeat unasked.
-        new: Signals that the layer has not learned. A leak must be in one of them.
-        accepted: Signals that the user accepted by name. Texts in them are no leak.
-    """
-    secrets = [
-        text
-        for fact in facts
-        for text in (fact.payload["text"], fact.payload.get("answer"))
-        if text and len(text.encode()) >= _MIN_FACT_LENGTH
-    ]
-    addresses = [_added(_ADDRESS.findall(lesson.chosen), lesson) for lesson in lessons]
-    if count := _count_latest(addresses, lessons, new, accepted):
-        example = next(texts[0] for texts in reversed(addresses) if texts)
-        return f"{count} lessons put a link or an address into the answer ({example})"
-    secret_texts = [_find_secrets(secrets, each) for each in lessons]
-    if count := _count_latest(secret_texts, lessons, new, accepted):
-        return f"{count} lessons repeat remembered facts that were not asked for"
-    return ""
-
-
-def _find_secrets(secrets: Sequence[str], lesson: Lesson) -> list[str]:
-    """Return the secrets whose words are in the answer, but not in the messages before it.
-
-    The name that an answer is signed with is none.
-    """
-    before = [word for message in lesson.messages for word in split_words(message.content)]
-    answer, name = split_words(lesson.chosen), split_words(_find_signature(lesson.chosen))
-    found = []
-    for text in secrets:
-        words = split_words(text)
-        is_name = words == name and not any(map(str.isdigit, text))
-        if _contains(answer, words) and not _contains(before, words) and not is_name:
-            found.append(text)
-    return found
-
-
-def _contains(words: Sequence[str], part: Sequence[str]) -> bool:
-    starts = range(len(words) - len(part) + 1)
-    return bool(part) and any(list(words[at : at + len(part)]) == list(part) for at in starts)
-
-
-def _find_signature(text: str) -> str:
-    """Return what follows the last dash, or a short last line after its last comma."""
-    last_line = text.strip().rpartition("\n")[2]
-    if _DASH.search(last_line):
-        return _DASH.split(last_line)[-1]
-    is_short = "\n" in text.strip() and len(last_line.split()) <= _MAX_SIGNATURE
-    return re.split("[,，、]", last_line)[-1] if is_short else ""
-
-
-def _added(texts: Sequence[str], lesson: Lesson) -> list[str]:
-    """Return the texts that are in the answer and not in the messages before it."""
-    before = "\n".join(message.content for message in lesson.messages)
-    return [text for text in texts if text not in before]
-
-
-def _count_latest(
-    found: Sequence[Sequence[str]],
-    lessons: Sequence[Lesson],
-    new: Collection[str],
-    accepted: Collection[str],
-) -> str:
-    """Return "x of y" for the latest lessons that leak, if they are most and one is new."""
-    pairs = list(zip(lessons, found, strict=True))
-    allowed = {text for lesson, texts in pairs if lesson.signal in accepted for text in texts}
-    leaks = [any(text not in allowed for text in texts) for texts in found]
-    if not any(leaks[index] and lesson.signal in new for index, lesson in enumerate(lessons)):
-        return ""
-    result, count = "", 0
-    for total, leak in enumerate(reversed(leaks), 1):
-        count += leak
-        if count >= max(_MIN_LEAKS, _MIN_LEAK_SHARE * total):
-            result = f"{count} of {total}"
-    return result
+    return reason(ReasonCode.STYLES_ALTERNATE, one=one, other=other)

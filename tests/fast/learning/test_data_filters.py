@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from personalpeft.learning.data.leak_filter import Leak, find_leak
 from personalpeft.learning.data.training_examples import Lesson
-from personalpeft.learning.gate.gate import find_leak
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(
@@ -29,7 +29,7 @@ def find(
     facts: Sequence[Signal],
     new: int | None = None,
     accepted: Sequence[str] = (),
-) -> str:
+) -> Leak | None:
     """Filter with the last ``new`` lessons as new, or with all of them."""
     signals = [lesson.signal for lesson in some]
     return find_leak(

@@ -184,5 +184,5 @@ def test_two_alternating_styles_are_refused(ada: User) -> None:
     for number in range(16):
         edit_in_style(ada, ("loud", "small")[number % 2], 1, first=number)
     report = ada.learn()
-    assert [each.code for each in report.reasons] == [ReasonCode.MIXED_STYLES]
+    assert [each.code for each in report.reasons] == [ReasonCode.STYLES_ALTERNATE]
     assert not report.live
