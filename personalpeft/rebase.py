@@ -14,7 +14,9 @@ from typing import Any
 
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import HasJson, pluralize
-from personalpeft.learning.data.training_examples import Lesson, load_assignments
+from personalpeft.learning.data.assignment import load_assignments
+from personalpeft.learning.data.holdout import MAX_HOLDOUT
+from personalpeft.learning.data.lessons import Lesson
 from personalpeft.learning.evaluate.across_bases import (
     BaseComparison,
     Side,
@@ -44,7 +46,6 @@ from personalpeft.learning.outcomes import (
     reason,
     render_reasons,
 )
-from personalpeft.learning.plan import MAX_HOLDOUT
 from personalpeft.learning.rebase_build import RebasedLayer, build_layers, last_stack
 from personalpeft.learning.report import Example, excerpt
 from personalpeft.services import Services

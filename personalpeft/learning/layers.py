@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.learning.data.training_examples import (
+from personalpeft.learning.data.assignment import (
     Assignment,
-    Lesson,
     lessons_for,
     load_assignments,
     scrub_assignments,
 )
+from personalpeft.learning.data.lessons import Lesson
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports
 from personalpeft.memory.conflicts import normalized_questions

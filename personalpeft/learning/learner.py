@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, NothingCause, NothingToLearn
 from personalpeft.learning.candidate import propose
-from personalpeft.learning.data.training_examples import load_assignments
+from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (

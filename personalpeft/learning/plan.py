@@ -13,16 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
-from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
-from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
-from personalpeft.learning.data.training_examples import (
+from personalpeft.learning.data.assignment import (
     Assignment,
-    Lesson,
     lessons_for,
     scrub_assignments,
     undesirable_lessons_for,
 )
+from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
+from personalpeft.learning.data.facts import paraphrases_digest
+from personalpeft.learning.data.holdout import select_holdout
+from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.evaluate.probes import (
     GeneralPrompts,
     load_general_prompts,
@@ -45,8 +46,6 @@ from personalpeft.types import Json, Revision, SignalKind, SignalRole, Stack, ca
 
 MIN_LESSONS = 4
 _MAX_REPLAY = 64
-# More held-out lessons decide nothing that so many do not, and each is scored at every learn.
-MAX_HOLDOUT = 128
 _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHANGED_BEFORE})
 
 
@@ -334,7 +333,7 @@ def build_plan(
     new_unprobed = [lesson for lesson in new_unprobed if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
     may_wait = parent is not None and parent is state.head and start != "nothing" and not force
-    new_holdout = _select_holdout(
+    new_holdout = select_holdout(
         unprobed, new_unprobed, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
     held_out |= set(new_holdout)
@@ -460,45 +459,6 @@ def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
     """Return the lessons of the newest signals, as many as are replayed."""
     kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MAX_REPLAY:])
     return tuple(lesson for lesson in lessons if lesson.signal in kept)
-
-
-def _select_holdout(
-    lessons: Sequence[Lesson],
-    new: Sequence[Lesson],
-    held_out: Set[str],
-    fraction: float,
-    *,
-    leave_one: bool,
-) -> tuple[str, ...]:
-    """Return the newest signals that fill the held-out share. One that was trained on never is.
-
-    A group is held out as a whole: an older part decides for all of it.
-
-    Args:
-        lessons: The layer's lessons.
-        new: Those that no build has used.
-        held_out: The signals that are held out.
-        fraction: The share to hold out.
-        leave_one: Whether a new lesson must be left to train on.
-    """
-    fresh = {lesson.signal for lesson in new}
-    older = [lesson for lesson in lessons if lesson.signal not in fresh and lesson.group]
-    pinned = {str(lesson.group) for lesson in older if lesson.signal in held_out}
-    trained = {str(lesson.group) for lesson in older} - pinned
-    units: dict[str, list[str]] = {}
-    for lesson in new:
-        units.setdefault(lesson.group or lesson.signal, []).append(lesson.signal)
-    chosen = {signal for group in pinned & units.keys() for signal in units.pop(group)}
-    free = [unit for group, unit in units.items() if group not in trained]
-    share = min(int(fraction * len(lessons)), MAX_HOLDOUT)
-    missing = share - len(held_out & _signals(lessons)) - len(chosen)
-    if len(free) == len(units) > (0 if leave_one else 1):
-        free = free[1:]
-    while free and missing > 0:
-        unit = free.pop()
-        chosen |= set(unit)
-        missing -= len(unit)
-    return tuple(lesson.signal for lesson in new if lesson.signal in chosen)
 
 
 def _content(lesson: Lesson) -> list[object]:

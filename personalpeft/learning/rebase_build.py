@@ -15,7 +15,7 @@ from itertools import groupby
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.candidate import find_candidate, store_candidate
-from personalpeft.learning.data.training_examples import load_assignments
+from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause

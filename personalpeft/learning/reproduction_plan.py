@@ -14,15 +14,15 @@ from functools import cache, partial
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
 from personalpeft.learning.candidate import imported_inputs
-from personalpeft.learning.data.training_examples import (
+from personalpeft.learning.data.assignment import (
     PROMPT_KINDS,
-    Lesson,
     lessons_for,
     load_assignments,
     reply_shows,
     scrub_assignments,
     undesirable_lessons_for,
 )
+from personalpeft.learning.data.lessons import Lesson
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.plan import Plan, add_teacher, liked

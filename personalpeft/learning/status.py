@@ -17,8 +17,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from personalpeft.formatting import pluralize
+from personalpeft.learning.data.assignment import Assignment, lessons_for, load_assignments
 from personalpeft.learning.data.scrubber import RemovedText
-from personalpeft.learning.data.training_examples import Assignment, lessons_for, load_assignments
 from personalpeft.learning.layers import ancestors, held_out_signals, inspect_layer, known_layers
 from personalpeft.learning.outcomes import (
     OUTSIDE_LAYER_USES,

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from personalpeft.learning.data.assignment import lessons_for
 from personalpeft.learning.data.leak_filter import find_leak
 from personalpeft.learning.data.style import find_mixed_styles
-from personalpeft.learning.data.training_examples import lessons_for
 from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,

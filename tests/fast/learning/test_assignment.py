@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.data.training_examples import (
+from personalpeft.learning.data.assignment import (
     MIN_THUMBS,
     Assignment,
     assign,

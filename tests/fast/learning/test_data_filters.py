@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.leak_filter import Leak, find_leak
-from personalpeft.learning.data.training_examples import Lesson
+from personalpeft.learning.data.lessons import Lesson
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(

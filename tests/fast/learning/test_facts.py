@@ -15,6 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import FakeTime
 
+from personalpeft.learning.data.assignment import (
+    Assignment,
+    assign,
+    lessons_for,
+    load_assignments,
+)
 from personalpeft.learning.data.facts import (
     MIN_HELPFUL_TURNS,
     PARAPHRASE_TEMPLATES,
@@ -22,12 +28,6 @@ from personalpeft.learning.data.facts import (
     as_sentence,
     helpful_turns,
     paraphrase,
-)
-from personalpeft.learning.data.training_examples import (
-    Assignment,
-    assign,
-    lessons_for,
-    load_assignments,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.outcomes import ReasonCode, reason
