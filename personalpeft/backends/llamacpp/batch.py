@@ -85,7 +85,6 @@ class Batch(SequenceBatch[_SlotSequence]):
         return _SlotSequence(sequence, slot, num_cached)
 
     def step(self) -> Sequence[OutputChunk]:
-        """See ``Backend.step``."""
         sequences = tuple(self._running.values())
         chunks = [self._advance(each) for each in sequences if each.num_pending == 1]
         budget = _PREFILL_BESIDE_DECODE if chunks else _PREFILL_ALONE
@@ -106,7 +105,6 @@ class Batch(SequenceBatch[_SlotSequence]):
             slot.clear_cache()
 
     def occupancy(self) -> Occupancy:
-        """See ``Backend.occupancy``."""
         used = sum(each.num_read for each in self._running.values())
         total = self._pool.budget.n_ctx
         return Occupancy(len(self._running), used, total, self._reused_tokens)

@@ -107,7 +107,6 @@ class Batch(SequenceBatch[_PagedSequence]):
         )
 
     def step(self) -> Sequence[OutputChunk]:
-        """See ``Backend.step``."""
         decoding = [row for row in self._running.values() if row.pending == 1]
         for row in decoding:
             if len(row.tokens) > len(row.blocks) * KV_BLOCK_SIZE:
@@ -148,7 +147,6 @@ class Batch(SequenceBatch[_PagedSequence]):
         self._kv_cache.clear(self._blocks.clear_cache())
 
     def occupancy(self) -> Occupancy:
-        """See ``Backend.occupancy``."""
         blocks = self._blocks
         return Occupancy(
             len(self._running),

@@ -181,7 +181,9 @@ class DecodeGraphs:
 
     def _prepare(self, inputs: DecodeInputs, *, adapted: bool) -> _PaddedStep:
         """Return the step of one padded shape. It has not run, which compiles its kernels."""
-        device, length = self._model.where.device, inputs.block_table.shape[1] * KV_BLOCK_SIZE
+        # Not through this object: a cycle of references would keep the model after its end.
+        model, kv_cache = self._model, self._kv_cache
+        device, length = model.where.device, inputs.block_table.shape[1] * KV_BLOCK_SIZE
         buffer = InputBuffer(inputs, device)
         tokens, positions, kv_indices, slots, lengths, block_table = buffer.tensors
         reads = torch.arange(len(tokens), device=device)
@@ -189,8 +191,8 @@ class DecodeGraphs:
 
         def run() -> Tensor:
             metadata = AttentionMetadata(kv_indices, block_table, lengths)
-            batch = ForwardContext(self._kv_cache, metadata, ())
-            return self._model.step(tokens, positions, reads, batch, active, length=length)
+            batch = ForwardContext(kv_cache, metadata, ())
+            return model.step(tokens, positions, reads, batch, active, length=length)
 
         return _PaddedStep(buffer, run)
 

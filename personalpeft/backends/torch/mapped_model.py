@@ -93,8 +93,6 @@ class MappedLinear(FrozenLinear):
         self.bias = bias
         self._inputs = matrices[0].shape[1]
         self._outputs = sum(matrix.shape[0] for matrix in matrices)
-        if any(matrix.shape[1] != self._inputs for matrix in matrices):
-            raise ValueError("matrices of one layer must have the same columns")
         # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
         self._output_parts = [
             (part, self._choose(self._inputs, part.stop - part.start, ProductKind.PLAIN))

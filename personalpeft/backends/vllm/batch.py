@@ -73,7 +73,6 @@ class Batch(SequenceBatch[_StreamedSequence]):
         return _StreamedSequence(sequence, self._client.transport.start(reply))
 
     def step(self) -> Sequence[OutputChunk]:
-        """See ``Backend.step``."""
         if not self._running:
             return ()
         return [chunk for number, event in self._collect() for chunk in self._handle(number, event)]
