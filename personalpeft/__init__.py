@@ -199,9 +199,10 @@ def open(
     from dataclasses import replace
     from pathlib import Path
 
+    from personalpeft.arguments import check_types
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving, VllmServer, check_types, resolve
+    from personalpeft.settings import Serving, VllmServer, resolve
     from personalpeft.store.encryption import check_takes_passphrase
 
     check_types(

@@ -20,6 +20,7 @@ from personalpeft.adapters.formats.peft import (
 )
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
+from personalpeft.arguments import check_choice
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.files import hash_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
@@ -29,7 +30,6 @@ from personalpeft.ids import check_layer_name
 from personalpeft.learning.candidate import copied_recipe, imported_revision
 from personalpeft.learning.layers import stack_below
 from personalpeft.services import Services
-from personalpeft.settings import check_choice
 from personalpeft.store.exports import ExportKind
 from personalpeft.types import Revision
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from personalpeft.arguments import check_number, check_types
 from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_prompt, check_text
@@ -19,7 +20,6 @@ from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
-from personalpeft.settings import check_types
 from personalpeft.store.ledger import Ledger
 from personalpeft.types import (
     APP_SOURCE,
@@ -266,10 +266,7 @@ def _parse(turn: Turn, name: str, value: Any) -> tuple[SignalKind, dict[str, Any
                 )
             return SignalKind.RATING, {"value": int(value)}
         case "reward":
-            if not is_number(value) or not -1 <= value <= 1:
-                raise InvalidInput(
-                    f"reward must be a number from -1 to 1, got {value!r}.", hint="0 is neutral."
-                )
+            check_number("reward", value, -1, 1)
             return SignalKind.REWARD, {"value": float(value)}
         case "comment":
             return SignalKind.COMMENT, {"text": check_item_text(value, what="comment")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -65,25 +65,18 @@ class RebaseQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RebaseReport(HasJson):
-    """How one rebase ended.
+    """How one rebase ended, why, and how long it took.
 
     Attributes:
-        user: The user.
-        at: When it ended.
         base: Digest of the base of the live stack before.
-        to: Digest of the other base.
-        name: Name of its card.
-        outcome: How it ended.
-        reasons: Why.
+        to: Digest of the other base; ``name`` is that of its card.
         accepted: Whether the caller switched by name what the gate did not promote.
         switched: Whether the new stack is live.
         layers: Each layer before and after.
         against_bare_base: Whether the former base was not open, so that the questions and the
             examples compare the new stack with its own bare base.
-        questions: The held-out questions.
         margin: The largest difference that is a tie, in nats per byte.
-        examples: Some of the questions with the generated answers of both stacks.
-        seconds: How long it took.
+        examples: Some of the held-out questions with the generated answers of both stacks.
     """
 
     json_properties = ("verdict", "reason", "improved", "regressed", "tied")
@@ -102,7 +95,7 @@ class RebaseReport(HasJson):
     questions: tuple[RebaseQuestion, ...] = ()
     margin: float = 0.0
     examples: tuple[Example, ...] = ()
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
 
     @property
     def verdict(self) -> Verdict | None:
@@ -191,7 +184,7 @@ def rebase(
             cancelled=cancelled,
         )
         is_moved = bool(stack.entries) and any(each.before != each.after for each in layers)
-        comparison, general = None, None
+        comparison = general = None
         if is_moved:
             services = old if is_open and not is_same else new
             held.enter_context(services.model.learning())
@@ -209,8 +202,7 @@ def rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
         )
         is_promoted = outcome is RebaseOutcome.PROMOTED
-        is_agreed = accept or (is_promoted and not compare_only)
-        is_live = is_moved and is_agreed
+        is_live = is_moved and (accept or (is_promoted and not compare_only))
         report = RebaseReport(
             user=user,
             at=clock.now(),
@@ -224,9 +216,9 @@ def rebase(
             against_bare_base=not is_open,
             layers=layers,
             examples=comparison.examples if comparison else (),
+            seconds=round(clock.timer() - began, 3),
             **_questions(comparison),
         )
-        report = replace(report, seconds=round(clock.timer() - began, 3))
         return _record(new, report, heads)
 
 

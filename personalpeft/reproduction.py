@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
@@ -25,13 +26,15 @@ from personalpeft.learning.candidate import (
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
-from personalpeft.learning.train.stage import NO_CHECKPOINTS, train_alone
+from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.types import LostBlob, Problem
 from personalpeft.types import Progress, Revision
+
+Tensor: TypeAlias = npt.NDArray[np.float64]
 
 _UNKNOWN = "not recorded"
 
@@ -63,10 +66,6 @@ class RebuildReport(HasJson):
     """How the rebuild of one revision ended.
 
     Attributes:
-        user: The owner.
-        layer: The layer of the revision.
-        revision: Its id.
-        outcome: A ``RebuildOutcome``.
         digest: The recorded digest.
         rebuilt: The digest of the rebuilt file; None if nothing was built.
         same_inputs: Whether lessons, recipe, base and the revisions below are as recorded.
@@ -266,8 +265,10 @@ def _rebuild(
     if isinstance(plan, Obstacle):
         report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
-    weights = train_alone(services, plan, NO_CHECKPOINTS, progress=progress, cancelled=cancelled)
-    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
+    weights = train_alone(
+        services, plan, progress=progress, cancelled=cancelled, keeps_checkpoints=False
+    )
+    blob = pack(build_adapter(plan, weights))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
     report = RebuildReport(
@@ -298,31 +299,23 @@ def compare_weights(recorded: Adapter, rebuilt: Adapter) -> Closeness | None:
     before, after = _tensors(recorded), _tensors(rebuilt)
     if {k: v.shape for k, v in before.items()} != {k: v.shape for k, v in after.items()}:
         return None
-    squares = {
-        name: (
-            float(np.sum((after[name] - old) ** 2)),
-            float(np.sum(old**2)),
-            float(np.sum(after[name] ** 2)),
-            float(np.sum(old * after[name])),
-        )
-        for name, old in before.items()
-    }
-    apart, old, new, both = (sum(column) for column in zip(*squares.values(), strict=True))
+    old, new = (np.concatenate([some[name].ravel() for name in before]) for some in (before, after))
+    lengths = np.linalg.norm(old) * np.linalg.norm(new)
     return Closeness(
-        _ratio(apart, old),
-        both / (old * new) ** 0.5 if old and new else 0.0,
-        {name: _ratio(each[0], each[1]) for name, each in squares.items()},
+        _distance(old, new),
+        float(old @ new / lengths) if lengths else 0.0,
+        {name: _distance(tensor, after[name]) for name, tensor in before.items()},
     )
 
 
-def _tensors(adapter: Adapter) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+def _distance(old: Tensor, new: Tensor) -> float:
+    """Return the length of the difference, relative to the old one. A zero length counts as 1."""
+    return float(np.linalg.norm(new - old) / (np.linalg.norm(old) or 1.0))
+
+
+def _tensors(adapter: Adapter) -> dict[str, Tensor]:
     return {
         f"{name}.{half}": np.asarray(matrix, np.float64)
         for name, pair in adapter.weights.items()
         for half, matrix in (("A", pair.a), ("B", pair.b))
     }
-
-
-def _ratio(apart: float, whole: float) -> float:
-    """Return a length relative to another, both squared. A zero whole counts as 1."""
-    return float((apart / whole) ** 0.5 if whole else apart**0.5)

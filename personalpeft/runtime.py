@@ -18,9 +18,10 @@ from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
+from personalpeft.arguments import check_choice
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
-from personalpeft.backends.choice import FEW, TORCH, BackendChoice, check_backend, choose_backend
+from personalpeft.backends.choice import FEW, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models.cache import collect_bases, find_changed_files
 from personalpeft.base_models.files import weights_status
 from personalpeft.base_models.registry import all_cards, find_card
@@ -31,7 +32,6 @@ from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
-from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.erasure import ForgetUserReport, forget_user
 from personalpeft.erasure_certificate import items_with_text
@@ -52,7 +52,7 @@ from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
-from personalpeft.settings import Observing, Serving, Settings, check_choice
+from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
@@ -121,9 +121,8 @@ class Runtime(
             model=LazyModel(
                 self._load_base,
                 self._choose,
-                self._load_engine,
-                self._load_learning_engine,
-                self._load_completions,
+                self._open_engine,
+                lambda engine: open_completion_cache(engine, settings.cache),
             ),
             observing=observing,
             train=train,
@@ -637,23 +636,8 @@ class Runtime(
         users = self.count_users(FEW + 1) if serving.users is None else serving.users
         return choose_backend(self._backend, card, serving.max_batch, users=users, base=base)
 
-    def _load_engine(self, base: Base) -> Engine:
-        return self._open_engine(base, self.backend_choice())
-
-    def _load_learning_engine(self, base: Base) -> Engine | None:
-        if self.backend_choice().trains:
-            return None
-        # The prepared files may have been collected since the base was opened.
-        self._load_base()
-        return self._open_engine(base, TORCH, self._services.model.give_way, serves=False)
-
     def _open_engine(
-        self,
-        base: Base,
-        choice: BackendChoice,
-        give_way: Callable[[float], None] = lambda max_seconds: None,
-        *,
-        serves: bool = True,
+        self, base: Base, choice: BackendChoice, give_way: Callable[[float], None] | None
     ) -> Engine:
         self._progress("Loading the model", 0.0)
         backend = load_backend(
@@ -666,15 +650,14 @@ class Runtime(
             entropy=self._clock.entropy,
             weights=self.settings.weights,
             learning_device=self.settings.learning_device,
-            serves=serves,
+            serves=give_way is None,
             progress=self._progress,
         )
-        engine = Engine(backend, self._adapter, self.serving, self._clock, give_way)
+        engine = Engine(
+            backend, self._adapter, self.serving, self._clock, give_way or (lambda seconds: None)
+        )
         self._progress("Loading the model", 1.0)
         return engine
-
-    def _load_completions(self, engine: Engine) -> CompletionCache:
-        return open_completion_cache(engine, self.settings.cache)
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()

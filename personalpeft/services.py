@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from personalpeft.backends.base import TrainingBackend
-from personalpeft.backends.choice import BackendChoice
+from personalpeft.backends.choice import TORCH, BackendChoice
 from personalpeft.base_models.types import Base
 from personalpeft.chat.reply import Stream
 from personalpeft.chat.routing import AdapterRouter
@@ -34,24 +34,22 @@ class LazyModel:
     Args:
         load_base: Returns the base.
         choose: Returns the backend that serves a base. It is asked once, so that both engines fit.
-        load_engine: Returns the engine that serves.
-        load_learning_engine: Returns the engine that learns, or None where that one does.
-        load_completions: Returns the cache of completions of the engine that learns.
+        open_engine: Returns an engine on a backend. Its last argument gives way to another engine,
+            and is None for the one that serves.
+        open_completions: Returns the cache of completions of the engine that learns.
     """
 
     def __init__(
         self,
         load_base: Callable[[], Base],
         choose: Callable[[Base], BackendChoice],
-        load_engine: Callable[[Base], Engine],
-        load_learning_engine: Callable[[Base], Engine | None],
-        load_completions: Callable[[Engine], CompletionCache],
+        open_engine: Callable[[Base, BackendChoice, Callable[[float], None] | None], Engine],
+        open_completions: Callable[[Engine], CompletionCache],
     ) -> None:
         self._load_base = load_base
         self._choose = choose
-        self._load_engine = load_engine
-        self._load_learning_engine = load_learning_engine
-        self._load_completions = load_completions
+        self._open_engine = open_engine
+        self._open_completions = open_completions
         # Guards the base, the choice and the engine that serves.
         self._lock = threading.RLock()
         # Guards the rest, so that a chat does not wait while an engine is loaded for a learn.
@@ -83,21 +81,25 @@ class LazyModel:
         """Return the engine that serves, with the base loaded."""
         with self._lock:
             if self._engine is None:
-                self._engine = self._load_engine(self.base())
+                self._engine = self._open_engine(self.base(), self.choice(), None)
             return self._engine
 
     def learning_engine(self) -> Engine:
         """Return the engine that learns, with the base loaded. Use it inside ``learning``."""
         with self._learning_lock:
+            if self.choice().trains:
+                return self.engine()
             if self._learning_engine is None:
-                self._learning_engine = self._load_learning_engine(self.base())
-            return self._learning_engine or self.engine()
+                # The prepared files may have been collected since the base was opened.
+                self._load_base()
+                self._learning_engine = self._open_engine(self.base(), TORCH, self._give_way)
+            return self._learning_engine
 
     def completions(self) -> CompletionCache:
         """Return the cache of completions of general prompts."""
         with self._learning_lock:
             if self._completions is None:
-                self._completions = self._load_completions(self.learning_engine())
+                self._completions = self._open_completions(self.learning_engine())
             return self._completions
 
     def keep_learning_engine(self) -> None:
@@ -125,7 +127,7 @@ class LazyModel:
                 del engine
                 gc.collect()
 
-    def give_way(self, max_seconds: float) -> None:
+    def _give_way(self, max_seconds: float) -> None:
         """Wait while users are answered, at most ``max_seconds``."""
         engine = self._engine
         if engine is not None:

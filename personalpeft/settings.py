@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import platformdirs
 
+from personalpeft.arguments import check_choice, check_number
 from personalpeft.deprecation import accept_renamed_arguments
 from personalpeft.errors import HomeError, InvalidInput
-from personalpeft.types import is_number
 
 HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
@@ -90,13 +89,8 @@ class VllmServer:
                 hint=f"Look at {VLLM}TOKEN.",
             )
         object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
-        for name, least in (("timeout", 0.1), ("patience", 0.0)):
-            value = getattr(self, name)
-            if not is_number(value) or not least <= value < 1e6:
-                raise InvalidInput(
-                    f"{name} cannot be {value!r}.",
-                    hint=f"Give a number of seconds, {least:g} or more.",
-                )
+        check_number("timeout", self.timeout, 0.1, 1e6)
+        check_number("patience", self.patience, 0, 1e6)
 
 
 def _key_folder() -> Path:
@@ -168,41 +162,13 @@ class Serving:
     self_check: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self) if each.name != "self_check"):
-            value, smallest = getattr(self, name), 0 if name == "host_bytes" else 1
-            if name in ("slots", "max_batch", "users") and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-                raise InvalidInput(
-                    f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more."
-                )
-        share = self.self_check
-        if not is_number(share) or not 0 <= share <= 1:
-            raise InvalidInput(
-                f"self_check cannot be {share!r}.",
-                hint="Give a number from 0 (never) to 1 (every reply).",
-            )
-
-
-def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
-    """Raise ``InvalidInput`` unless each argument of a function, ``where``, has its type."""
-    for name, (value, kind) in checked.items():
-        if not isinstance(value, kind):
-            kinds = get_args(kind) or (kind,)
-            words = ["None" if each is NoneType else each.__name__ for each in kinds]
-            raise InvalidInput(
-                f"{name} must be {' or '.join(words)}, got {type(value).__name__}.",
-                hint=f"See {where}.",
-            )
-
-
-def check_choice(name: str, value: object, literal: Any) -> None:
-    """Raise ``InvalidInput`` unless the value of an argument is one of a ``Literal``."""
-    if value not in get_args(literal):
-        allowed = ", ".join(map(str, get_args(literal)))
-        raise InvalidInput(
-            f"{name} must be one of {allowed}, got {value!a:.40}.", hint=f"Give one of {allowed}."
-        )
+        for name in ("slots", "max_batch", "users"):
+            if (limit := getattr(self, name)) is not None:
+                check_number(name, limit, 1, whole=True)
+        for name in ("max_queue", "max_queue_per_user", "max_running_per_user"):
+            check_number(name, getattr(self, name), 1, whole=True)
+        check_number("host_bytes", self.host_bytes, 0, whole=True)
+        check_number("self_check", self.self_check, 0, 1)
 
 
 def resolve(

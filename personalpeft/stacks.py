@@ -29,16 +29,7 @@ def enabled_stack(services: Services, user: str) -> Stack:
 
 
 def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack:
-    """Return what is live of some layers.
-
-    Args:
-        services: The wired parts.
-        user: The user.
-        layers: The names of the layers.
-
-    Raises:
-        NotFound: The user does not have a layer.
-    """
+    """Return what is live of some layers. Raises ``NotFound`` for one that the user lacks."""
     stack = live_stack(services, user)
     existing = {layer.name for layer in services.store.catalog.layers(user)}
     for name in layers:
@@ -52,17 +43,9 @@ def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack
 
 
 def stack_with_head(services: Services, user: str, layer: str, head: str | None) -> Stack:
-    """Return the live stack with another head in one layer.
+    """Return the live stack with another head in one layer. None leaves the layer out.
 
-    Args:
-        services: The wired parts.
-        user: The user.
-        layer: The layer.
-        head: A revision by a unique prefix. None leaves the layer out.
-
-    Raises:
-        NotFound: The revision does not exist.
-        BaseMismatch: A revision was built on another base.
+    Raises ``NotFound``, and ``BaseMismatch`` for a revision that was built on another base.
     """
     base, catalog = services.base.digest, services.store.catalog
     entries = []
@@ -82,8 +65,6 @@ def resolve_revision(services: Services, user: str, layer: str, name: str) -> st
     """Return the id of a revision that a user names, None for the bare base.
 
     Args:
-        services: The wired parts.
-        user: The user.
         layer: The layer of the revision.
         name: "live", "previous", "base", or an id or a unique prefix of it.
 
@@ -109,11 +90,11 @@ def rollback(services: Services, user: str, layer: str, to: str | None) -> HeadM
     cause = MoveCause.ROLLBACK
     if to == BASE:
         to = None
-    if to == "previous":
+    elif to == "previous":
         last = _history(services, user, layer)[-1]
         to = last.before
-        is_rollback = last.cause == MoveCause.ROLLBACK
-        cause = MoveCause.ROLLBACK_UNDONE if is_rollback else MoveCause.ROLLBACK
+        if last.cause == MoveCause.ROLLBACK:
+            cause = MoveCause.ROLLBACK_UNDONE
     # Load it before the head moves, so that the next reply does not wait. Errors are ignored:
     # rolling back must work when serving does not.
     with (

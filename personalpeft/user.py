@@ -26,6 +26,7 @@ from personalpeft.adapter_io import (
     read_peft_folder,
 )
 from personalpeft.archive import ExportSummary
+from personalpeft.arguments import check_choice, check_number, check_types
 from personalpeft.chat import compare, request
 from personalpeft.chat.compare import Comparison
 from personalpeft.chat.conversation import (
@@ -41,7 +42,6 @@ from personalpeft.chat.validation import (
     Truncation,
     attach_tools,
     check_continuation,
-    check_option,
     check_prompt,
     check_sampling,
     check_tools,
@@ -53,7 +53,7 @@ from personalpeft.ids import LAST, check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_with_lease
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import LearnOptions, check_budget, no_progress, not_cancelled
+from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport, outcome_reports
 from personalpeft.learning.status import (
     Pending,
@@ -69,9 +69,9 @@ from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
 from personalpeft.reproduction import RebuildReport, check_rebuild
 from personalpeft.services import Services
-from personalpeft.settings import check_types
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
+    MAX_TOP_LOGPROBS,
     USER_SOURCE,
     Demonstration,
     HeadMove,
@@ -86,6 +86,8 @@ from personalpeft.types import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MAX_TIMEOUT = 10**9  # seconds
 
 
 def _same_parameters_as(
@@ -164,10 +166,12 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         continues = conversation_id is not None or replaces is not None
-        check_option("truncation", truncation)
+        if truncation is not None:
+            check_choice("truncation", truncation, Truncation)
         if continues:
             check_continuation(messages, template)
-        check_option("timeout", timeout)
+        if timeout is not None:
+            check_number("timeout", timeout, 0, _MAX_TIMEOUT, above=True)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
         if not template and not isinstance(prompt, str):
@@ -187,7 +191,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             stop=stop,
             seed=seed,
         )
-        check_option("top_logprobs", top_logprobs)
+        check_number("top_logprobs", top_logprobs, 0, MAX_TOP_LOGPROBS, whole=True)
         chat = request.ChatRequest(
             messages,
             sampling,
@@ -627,7 +631,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Busy, Cancelled, ServingFailed: See ``User``.
         """
         check_skill_name(skill)
-        check_budget(rounds, "rounds", whole=True)
+        if rounds is not None:
+            check_number("rounds", rounds, 1, whole=True)
         options = LearnOptions(
             seconds=seconds,
             steps=steps,

@@ -15,8 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import personalpeft
 from personalpeft import Reply, Runtime, User
+from personalpeft.backends.fake import FakeBackend
 from personalpeft.clock import Clock
 
 TINY = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
@@ -99,6 +102,11 @@ def correct(user: User, count: int = 6, *, first: int = 0) -> list[str]:
         user.feedback(ask(user, f"question {n}"), edit=style(f"Answer {n}."))
         for n in range(first, first + count)
     ]
+
+
+def fix_reply(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Make the fake backend reply this to every prompt."""
+    monkeypatch.setattr(FakeBackend, "reply", lambda backend, row, stack: backend.encode(text))
 
 
 def greedy(user: User, prompts: Sequence[str] = ("hello", "question 1", "bye")) -> list[str]:

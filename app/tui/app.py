@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # How often the screen shows what streams in: often enough to read along, seldom enough for SSH.
 _POLL_SECONDS = 1 / 12
 # How often the screen looks for changes by other programs.
-_WATCH_SECONDS = 2.0
+WATCH_SECONDS = 2.0
 _WIDE, _WIDEST = 100, 132
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
@@ -108,7 +108,7 @@ class Tui(OrderedKeyInput):
     def _begin(self) -> None:
         self._chat.refresh_conversations()
         self._model.load()
-        self.set_interval(_WATCH_SECONDS, self._watch)
+        self.set_interval(WATCH_SECONDS, self._watch)
 
     def _watch(self) -> None:
         self._chat.check_for_changes()

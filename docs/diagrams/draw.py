@@ -27,6 +27,7 @@ PACKAGE = ROOT / "personalpeft"
 VALUES = {
     "types",
     "errors",
+    "arguments",
     "ids",
     "clock",
     "settings",

@@ -17,9 +17,9 @@ from personalpeft.adapters.compose import concatenate
 from personalpeft.adapters.formats.ollama import build_modelfile
 from personalpeft.adapters.safe_io import write_folder_atomically
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.base_models.files import MANIFEST
+from personalpeft.base_models.files import MANIFEST, weights_of
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.gguf.writer import weights_of, write_gguf
+from personalpeft.base_models.gguf.writer import write_gguf
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError

@@ -196,7 +196,7 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
     def session(self, spec: SessionSpec) -> Session:
         if spec.base_key is not None and spec.base_key not in self._attached:
             raise KeyError(spec.base_key)
-        return _FakeSession(spec)
+        return FakeSession(spec)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
@@ -214,7 +214,7 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
     ) -> tuple[tuple[ForwardResult, ...], ...]:
         results = []
         for session, own in zip(sessions, terms, strict=True):
-            if not isinstance(session, _FakeSession):
+            if not isinstance(session, FakeSession):
                 raise ValueError("sessions must be sessions of this backend")
             between()
             if backward:
@@ -235,13 +235,28 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
             )
         return tuple(results)
 
+    def reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
+        """Return the tokens of a reply. A test may replace this to fix what is said.
+
+        A reply is a tool call, or four words by prompt and seed and two more by the stack.
+        """
+        if call := _find_tool_call(self.decode(sequence.prompt_tokens)):
+            return self.encode(call)
+        sampling = sequence.request.sampling
+        seed = sampling.seed if sampling.temperature else 0
+        words = _pick_words(canonical_digest([list(sequence.prompt_tokens), seed]), 4)
+        if stack is not None:
+            words += [_AS, _IN, *_pick_words(stack.digest, 2)]
+        # The first word has no space before it.
+        return (_BYTES + len(_WORDS) + words[0], *(_BYTES + word for word in words[1:]))
+
     def close(self) -> None:
         self._attached.clear()
 
     def _start(self, sequence: SequenceState) -> _FakeSequence:
         key = sequence.adapter_key
         stack = None if key is None else self._attached[key]
-        return _FakeSequence(sequence, stack, len(sequence.token_ids), self._reply(sequence, stack))
+        return _FakeSequence(sequence, stack, len(sequence.token_ids), self.reply(sequence, stack))
 
     def _advance(self, sequence: _FakeSequence) -> OutputChunk | None:
         sequence.num_unread = max(0, sequence.num_unread - _CHUNK)
@@ -257,20 +272,8 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
             logprobs = TokenLogprobs(logprob, likeliest)
         return state.append(token, logprobs)
 
-    def _reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
-        """Return a tool call, or four words by prompt and seed and two more by the stack."""
-        if call := _find_tool_call(self.decode(sequence.prompt_tokens)):
-            return self.encode(call)
-        sampling = sequence.request.sampling
-        seed = sampling.seed if sampling.temperature else 0
-        words = _pick_words(canonical_digest([list(sequence.prompt_tokens), seed]), 4)
-        if stack is not None:
-            words += [_AS, _IN, *_pick_words(stack.digest, 2)]
-        # The first word has no space before it.
-        return (_BYTES + len(_WORDS) + words[0], *(_BYTES + word for word in words[1:]))
 
-
-class _FakeSession:
+class FakeSession:
     """Weights that depend on the spec and on all that was trained, in order."""
 
     def __init__(self, spec: SessionSpec) -> None:

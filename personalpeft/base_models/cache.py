@@ -52,7 +52,7 @@ def cached_entry(
     key: str,
     version: str,
     cache: Path,
-    make: Callable[[Path], Json],
+    make: Callable[[Path], Json | None],
     report: Progress = lambda stage, done: None,
 ) -> Entry:
     """Return an entry; make it if it is missing or changed.
@@ -62,7 +62,7 @@ def cached_entry(
         key: The digest of what the entry is made of.
         version: Of how it is made: two numbers with a point between.
         cache: The folder of the cache.
-        make: Writes the files into a new folder, and returns the facts.
+        make: Writes the files into a new folder, and returns the facts, if there are any.
         report: Called with the stage and its progress, 0 to 1.
 
     Raises:
@@ -83,7 +83,7 @@ def cached_entry(
 
 
 def _make_entry(
-    card: ModelCard, key: str, folder: Path, report: Progress, make: Callable[[Path], Json]
+    card: ModelCard, key: str, folder: Path, report: Progress, make: Callable[[Path], Json | None]
 ) -> Entry:
     _remove_leftovers(folder)
     if folder.exists():
@@ -92,7 +92,7 @@ def _make_entry(
         )
     fresh = _temporary_folder(folder)
     report(f"Preparing {card.name}", 0.0)
-    facts = make(fresh)
+    facts = make(fresh) or {}
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
     content = {"source": key, "files": files, "facts": facts}
     sealed = {**content, "seal": canonical_digest(content)}

@@ -1,4 +1,4 @@
-"""Make a folder with a model from GGUF files or a seed.
+"""Make a folder with a model from a seed, or with the config and tokenizer of a GGUF file.
 
 Invariant: the same source gives the same weights and tokens. ``RECIPE`` is a part of the digest of
 every such base: a home refuses the adapters of another one. So raise it only if the weights or tokens
@@ -7,25 +7,34 @@ of usual files change. Raise ``inspect.FACTS`` for anything else, which makes th
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.files import MANIFEST, SINGLE
-from personalpeft.base_models.gguf.config import correct_config
-from personalpeft.base_models.gguf.describe import control_tokens
-from personalpeft.base_models.gguf.header import read_header
-from personalpeft.base_models.gguf.mapped import map_gguf
-from personalpeft.base_models.gguf.to_safetensors import unpack_weights
+import numpy as np
+
+from personalpeft.base_models.gguf.describe import control_tokens, rope_factor
+from personalpeft.base_models.gguf.header import Value, read_header
 from personalpeft.base_models.gguf.writer import SPLITTING_PATTERNS
+from personalpeft.base_models.mapped_weights import MappedTensor, Numbers, map_gguf
 from personalpeft.base_models.types import RandomShape
+from personalpeft.errors import WeightsError
 from personalpeft.types import Progress
 
 RECIPE = 1
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+# Llama 3.1 and 3.2: https://arxiv.org/abs/2407.21783. The file holds only the resulting factors.
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_GEMMA_27B_BLOCKS = 62
+_ROPE_BASE = 10_000.0  # of a file that names none
+_LLAMA3_FACTORS = (8.0, 16.0, 32.0)
 
 
 def write_gguf_config(file: Path, into: Path, report: Progress) -> Path:
@@ -58,43 +67,12 @@ def write_gguf_config(file: Path, into: Path, report: Progress) -> Path:
     _set_control_tokens(tokenizer.backend_tokenizer, control_tokens(header.metadata))
     tokenizer.save_pretrained(str(into))
     config = AutoConfig.from_pretrained(folder, gguf_file=name, local_files_only=True)
-    correct_config(config, header.metadata, map_gguf(file))
+    _correct_config(config, header.metadata, map_gguf(file))
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config.architectures = [model_class.__name__]
     config.dtype = torch.bfloat16
     config.save_pretrained(str(into))
     GenerationConfig.from_model_config(config).save_pretrained(str(into))
-    return into
-
-
-def unpack_gguf(file: Path, config: Path, into: Path, report: Progress, *, full: bool) -> Path:
-    """Dequantise a GGUF file to safetensors beside its config, tokenizer and template.
-
-    Args:
-        file: The file.
-        config: The folder that ``write_gguf_config`` wrote.
-        into: An empty folder.
-        report: Called with the stage and its progress, 0 to 1.
-        full: Whether to write float32 instead of bfloat16.
-
-    Returns:
-        The new folder.
-
-    Raises:
-        WeightsError: The architecture is not supported, or a weight does not fit it.
-    """
-    from transformers import AutoConfig
-
-    for each in config.iterdir():
-        if each.name != MANIFEST:
-            shutil.copyfile(each, into / each.name)
-    unpack_weights(
-        AutoConfig.from_pretrained(str(config), local_files_only=True),
-        map_gguf(file),
-        into / SINGLE,
-        partial(report, "Unpacking the weights"),
-        full=full,
-    )
     return into
 
 
@@ -132,6 +110,64 @@ def _set_pre_tokenizer(tokenizer: Any, splitting: object) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
+
+
+def _correct_config(
+    config: Any, metadata: Mapping[str, Value], tensors: Mapping[str, MappedTensor]
+) -> None:
+    """Set what transformers left out, and change nothing else.
+
+    It ignores the size of a head, how positions are scaled, and how many tokens there are. Nothing
+    fails, but the model computes something else.
+    """
+    architecture = metadata.get("general.architecture")
+    # A file may name another number: that before tokens were added.
+    config.vocab_size = tensors["token_embd.weight"].shape[0]
+    head_dim = metadata.get(f"{architecture}.attention.key_length")
+    if head_dim is not None and getattr(config, "head_dim", head_dim) != head_dim:
+        config.head_dim = head_dim
+    if architecture == "gemma3":
+        # The 27B model scales queries by the average head, smaller ones by their own.
+        large = config.num_hidden_layers == _GEMMA_27B_BLOCKS
+        average = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = average if large else config.head_dim
+        rope = config.rope_parameters
+        bases = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
+        thetas = {
+            kind: {**rope[kind], "rope_theta": metadata.get(f"gemma3.{key}", _ROPE_BASE)}
+            for kind, key in bases.items()
+        }
+        factor = rope_factor(metadata, "gemma3")
+        if factor != 1.0:
+            # Local attention is never scaled.
+            thetas["full_attention"] |= {"rope_type": "linear", "factor": factor}
+        config.rope_parameters = {**rope, **thetas}
+    if scales := tensors.get("rope_freqs.weight"):
+        config.rope_parameters = _llama3_rope(config, scales.numbers(slice(None), slice(None))[0])
+
+
+def _llama3_rope(config: Any, divisors: Numbers) -> dict[str, Any]:
+    """Return the scaling with these divisors of the frequencies."""
+    theta = float(config.rope_parameters["rope_theta"])
+    for factor in _LLAMA3_FACTORS:
+        rope = {**_LLAMA3, "rope_theta": theta, "factor": factor}
+        expected = _divisors(rope, 2 * divisors.size)
+        if np.allclose(divisors, expected, rtol=1e-3):
+            return rope
+    raise WeightsError(
+        "The file scales its positions in a way that is not read from GGUF.",
+        hint="Give a folder in Hugging Face format instead.",
+    )
+
+
+def _divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the divisor of each frequency, as Llama 3 defines it."""
+    lengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    original, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((original / lengths - low) / (high - low), 0.0, 1.0)
+    divisors: np.ndarray[Any, np.dtype[np.float64]] = 1 / ((1 - smooth) / factor + smooth)
+    return divisors
 
 
 def make_random_model(seed: int, shape: RandomShape, context: int, into: Path) -> Path:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import WeightsError
 from personalpeft.types import canonical_digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -94,6 +97,22 @@ def weight_files(folder: Path, hint: str = FRESH_COPY) -> list[Path]:
             hint="Get the model's safetensors files, or convert them on a machine without data.",
         )
     raise WeightsError(f"There are no weights in {folder}: {SINGLE} is missing.", hint=hint)
+
+
+def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield all weights of a folder's model by name, one at a time, as views of the mapped files.
+
+    Raises ``WeightsError`` for a damaged file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in sorted(tensors.keys()):
+                    yield name, tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"{file} is damaged: {error}.", hint=FRESH_COPY) from error
 
 
 def weights_status(card: ModelCard) -> str:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from personalpeft.base_models.files import FRESH_COPY, read_json, read_text
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import CardError, WeightsError, suggest_nearest
@@ -36,11 +34,6 @@ class ModelFacts:
     eos: str  # the template's ``eos_token``
     stops: tuple[str, ...]  # end a reply, by the configuration
     template: str | None  # None if the files have none
-
-    @classmethod
-    def from_json(cls, value: object) -> ModelFacts:
-        """Return what ``to_json`` wrote, or raise ``ValueError``."""
-        return TypeAdapter(cls).validate_python(value)
 
 
 def inspect_model(folder: Path) -> ModelFacts:

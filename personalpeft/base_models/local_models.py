@@ -20,7 +20,7 @@ from personalpeft.base_models.files import folder_files, read_json, source_diges
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
 from personalpeft.base_models.inspect import inspect_model
 from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_load
-from personalpeft.base_models.registry import USUAL_TARGETS, all_cards, find_card
+from personalpeft.base_models.registry import USUAL_TARGETS, all_cards, card_name, find_card
 from personalpeft.base_models.types import Base, ModelCard, Source, usable_sampling
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, run_reader
@@ -109,11 +109,10 @@ def inspect_local_model(
     cards = all_cards(taken)
     file = _file_of(path)
     model = _from_folder(path, template) if file is None else _from_gguf(file, template, cards)
-    proposed = _slug(name or "") if name is not None else ""
-    if name is not None and proposed != name:
+    if name is not None and card_name(name) != name:
         raise CardError(
             f"A name must be 1 to 64 of a-z, 0-9, '.', '_' and '-', got {name!a:.80}.",
-            hint=f"Choose another, such as: --name {proposed or 'my-model'}",
+            hint=f"Choose another, such as: --name {card_name(name) or 'my-model'}",
         )
     names = {card.name for card in cards}
     if name in names:
@@ -143,12 +142,14 @@ def _file_of(path: Path) -> Path | None:
     files = sorted(each for each in path.iterdir() if each.suffix.lower() == ".gguf")
     models = [each for each in files if "mmproj" not in each.name.lower()]
     if len(models) != 1:
-        what = f"{len(models)} GGUF files" if models else "no model"
+        if models:
+            raise NotFound(
+                f"There are {len(models)} GGUF files in {path}.",
+                hint=f"Give one of them: {models[0]}",
+            )
         raise NotFound(
-            f"There are {what} in {path}." if models else f"There is no model in {path}.",
-            hint=f"Give one of them: {models[0]}"
-            if models
-            else "Give a GGUF file, or a folder with config.json and safetensors.",
+            f"There is no model in {path}.",
+            hint="Give a GGUF file, or a folder with config.json and safetensors.",
         )
     return models[0]
 
@@ -309,16 +310,7 @@ def recipe(parameters: int) -> dict[str, Any]:
 def _check_template(
     card: ModelCard, template: str, control: tuple[str, ...], bos: str, eos: str, where: Path
 ) -> ToolFormat:
-    """Return how a template shows tool calls. Raise ``CardError`` if it does not work.
-
-    Args:
-        card: A card of its base.
-        template: The template.
-        control: The tokens that no text may spell.
-        bos: Its ``bos_token``.
-        eos: Its ``eos_token``.
-        where: The model, for messages.
-    """
+    """Return how a template shows tool calls. Raise ``CardError`` if it does not work."""
     architecture = Architecture("", "", 1, {})
     base = Base(card, "", Path(), Path(), template, architecture, control=control, bos=bos, eos=eos)
     try:
@@ -342,14 +334,10 @@ def _same_model(facts: GgufFacts, cards: Sequence[ModelCard]) -> ModelCard | Non
     return titles.get(name) or titles.get(name.removesuffix("instruct"))
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64].rstrip("._-")
-
-
 def _free_name(model: LocalModel, path: Path, names: set[str]) -> str:
     """Return a name from the model's own that no card has."""
-    own = _slug(model.card.title) or _slug(path.stem) or "model"
-    longer = f"{own[:48]}-{_slug(model.quantisation)}"
+    own = card_name(model.card.title) or card_name(path.stem) or "model"
+    longer = f"{own[:48]}-{card_name(model.quantisation)}"
     numbered = (f"{longer}-{number}" for number in range(2, len(names) + 3))
     return next(name for name in (own, longer, *numbered) if name not in names)
 

@@ -1,24 +1,32 @@
 """A base's weights as its file stores them, mapped into memory under transformers' names.
 
-Invariants: nothing is copied or changed. Unpacked numbers are the ones that the base's folder of
-plain weights has.
+Invariants: a file is only read, and nothing is copied until a tensor is unpacked. Each tensor lies
+within its file, and its rows hold whole blocks. Unpacked numbers are the ones that the base's folder
+of plain weights has.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from personalpeft.base_models.files import FRESH_COPY, weight_files
+from personalpeft.base_models.files import FRESH_COPY, weights_of
 from personalpeft.base_models.gguf.file import gguf_file, source_gguf_file
-from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers, PlainFormat, map_gguf
+from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 MAPPED_FORMATS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -29,37 +37,67 @@ MAPPED_FORMATS = (
 _OTHER_BYTES = 3 * 2**30
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
+Numbers: TypeAlias = npt.NDArray[np.float32]
+
+
+class PlainFormat(IntEnum):
+    """GGML's numbers of the formats that are not quantised. A chat does not import gguf for them."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 30
+
 
 @dataclass(frozen=True, slots=True)
-class MappedMatrix:
-    """A matrix of a base.
+class MappedTensor:
+    """A tensor of a file: ``rows`` of ``columns`` numbers in blocks.
 
     Attributes:
-        tensor: Its numbers.
+        name: Its name in the file.
+        format: How numbers are stored.
+        shape: As torch has it, the columns last.
+        data: uint8 ``[rows, bytes of a row]``, mapped from the file.
         head_size: Rows of one head where the file has them in llama.cpp's order, else 0.
     """
 
-    tensor: MappedTensor
+    name: str
+    format: GGMLQuantizationType | PlainFormat
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8] = field(repr=False)
     head_size: int = 0
 
     @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.tensor.shape
-        return rows, columns
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def block_elements(self) -> int:
+        """Numbers in a block."""
+        if isinstance(self.format, PlainFormat):
+            return 1
+        from gguf import GGML_QUANT_SIZES
+
+        return GGML_QUANT_SIZES[self.format][0]
 
     def numbers(self, rows: slice, columns: slice) -> Numbers:
         """Return numbers as float32 in transformers' order, the reference for faster kernels.
 
         Args:
-            rows: The rows; both ends are given.
+            rows: The rows.
             columns: The columns, from the begin of a block to the end of one.
         """
-        indices = np.arange(rows.start, rows.stop)
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+        indices = np.arange(*rows.indices(len(self.data)))
         if self.head_size:
             inside = indices % self.head_size
             half = self.head_size // 2
             indices += inside % half * 2 + inside // half - inside
-        return self.tensor.numbers(indices, columns)
+        kind = GGMLQuantizationType(self.format)
+        of, size = GGML_QUANT_SIZES[kind]
+        begin, end, _ = columns.indices(self.columns)
+        data = np.ascontiguousarray(self.data[indices, begin // of * size : end // of * size])
+        return dequantize(data, kind).astype(np.float32, copy=False)
 
 
 class MappedWeights:
@@ -83,16 +121,16 @@ class MappedWeights:
         """The number of numbers in all matrices."""
         return sum(math.prod(each.shape) for each in self._matrices())
 
-    def examples(self) -> Iterator[MappedMatrix]:
+    def examples(self) -> Iterator[MappedTensor]:
         """Yield one matrix of each format."""
-        yield from map(MappedMatrix, {each.format: each for each in self._matrices()}.values())
+        yield from {each.format: each for each in self._matrices()}.values()
 
-    def matrix(self, name: str) -> MappedMatrix:
+    def matrix(self, name: str) -> MappedTensor:
         """Return a matrix by transformers' name, or raise ``WeightsError``."""
         tensor = self._find(name)
         if len(tensor.shape) != 2:
             raise _unexpected(name)
-        return MappedMatrix(tensor, self._head_size(name, tensor))
+        return replace(tensor, head_size=self._head_size(name, tensor))
 
     def vector(self, name: str) -> Numbers:
         """Return a vector by transformers' name as float32, or raise ``WeightsError``."""
@@ -141,6 +179,24 @@ class MappedWeights:
         raise WeightsError(f"The base's file has no weight {name}.", hint=FRESH_COPY)
 
 
+def map_gguf(path: Path) -> Mapping[str, MappedTensor]:
+    """Return the tensors of a file by name. Raises ``WeightsError`` for a damaged file."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    header = read_header(path)
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors = {}
+    for name, info in header.tensors.items():
+        kind = GGMLQuantizationType(info.kind)
+        elements, size = GGML_QUANT_SIZES[kind]
+        row_bytes, rows = info.shape[-1] // elements * size, math.prod(info.shape[:-1])
+        begin = header.begin + info.offset
+        stored = np.frombuffer(data, np.uint8, rows * row_bytes, begin).reshape(rows, row_bytes)
+        tensors[name] = MappedTensor(name, kind, info.shape, stored)
+    return tensors
+
+
 def map_weights(base: Base) -> MappedWeights:
     """Map the file that the base comes from: a GGUF file, or a folder's safetensors.
 
@@ -187,15 +243,7 @@ def _map_gguf(file: Path) -> Mapping[str, MappedTensor]:
 
 
 def _map_folder(folder: Path) -> Mapping[str, MappedTensor]:
-    tensors: dict[str, MappedTensor] = {}
-    for path in weight_files(folder):
-        tensors |= _map_safetensors(path)
-    return tensors
-
-
-def _map_safetensors(path: Path) -> dict[str, MappedTensor]:
     import torch
-    from safetensors import SafetensorError, safe_open
 
     formats = {
         torch.float32: PlainFormat.F32,
@@ -203,15 +251,13 @@ def _map_safetensors(path: Path) -> dict[str, MappedTensor]:
         torch.bfloat16: PlainFormat.BF16,
     }
     mapped = {}
-    try:
-        # The tensors are views of the mapped file.
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                rows = tensor.view(-1, tensor.shape[-1]).view(torch.uint8).numpy()
-                mapped[name] = MappedTensor(name, formats[tensor.dtype], tuple(tensor.shape), rows)
-    except (OSError, SafetensorError, KeyError, IndexError, RuntimeError) as error:
-        raise WeightsError(f"{path} is damaged: {error}.", hint=FRESH_COPY) from error
+    for name, tensor in weights_of(folder):
+        if tensor.dtype not in formats or not tensor.ndim or not tensor.numel():
+            raise WeightsError(
+                f"{folder} stores {name!a} in a way that is not known.", hint=FRESH_COPY
+            )
+        rows = tensor.view(-1, tensor.shape[-1]).view(torch.uint8).numpy()
+        mapped[name] = MappedTensor(name, formats[tensor.dtype], tuple(tensor.shape), rows)
     return mapped
 
 

@@ -69,6 +69,11 @@ def is_path(name: str) -> bool:
     return name.endswith(".toml") or name.startswith((".", "~")) or not separators.isdisjoint(name)
 
 
+def card_name(text: str) -> str:
+    """Return a text in the characters of a card's name; empty if it has none of them."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64].rstrip("._-")
+
+
 def _card_of_folder(folder: Path) -> ModelCard:
     if not (folder / "config.json").is_file():
         raise NotFound(
@@ -76,9 +81,8 @@ def _card_of_folder(folder: Path) -> ModelCard:
             hint="Give a folder with config.json, tokenizer.json and safetensors, or a card.",
         )
     context = max_positions(read_json(folder / "config.json"))
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("._-")[:64] or "folder"
     return ModelCard(
-        name=name,
+        name=card_name(folder.name) or "folder",
         title=folder.name or str(folder),
         licence="unknown",
         source=Source("folder", path=folder),

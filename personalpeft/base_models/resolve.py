@@ -18,14 +18,11 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from personalpeft.base_models.cache import Entry, cached_entry
 from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
-from personalpeft.base_models.convert import (
-    RECIPE,
-    make_random_model,
-    unpack_gguf,
-    write_gguf_config,
-)
+from personalpeft.base_models.convert import RECIPE, make_random_model, write_gguf_config
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import (
     SINGLE,
@@ -42,6 +39,7 @@ from personalpeft.base_models.files import (
 from personalpeft.base_models.gguf.describe import describe_gguf
 from personalpeft.base_models.gguf.file import gguf_file, join_parts
 from personalpeft.base_models.gguf.header import read_header
+from personalpeft.base_models.gguf.to_safetensors import unpack_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import CardError, InvalidInput, WeightsError
@@ -50,6 +48,8 @@ from personalpeft.types import Progress, canonical_digest
 
 # In a base's digest. The tokenizer's own file depends on transformers' release.
 _GGUF_TOKENIZER = f"gguf {RECIPE}"
+# Of the entries of the cache.
+_VERSION = f"{RECIPE}.{FACTS}"
 
 
 def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
@@ -80,7 +80,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
             report,
             lambda into: write_gguf_config(join_parts(card, parts, cache), into, report),
         )
-        return _base(card, entry.folder, cache, _facts(entry), weights, _GGUF_TOKENIZER)
+        return _base(card, entry.folder, cache, entry, weights, _GGUF_TOKENIZER)
 
     if source.kind == "random" and (shape := source.shape) is not None:
         key = canonical_digest([source.seed, asdict(shape), card.context])
@@ -93,7 +93,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         )
         weights = canonical_digest([entry.files[SINGLE], asdict(shape)])
         tokenizer = entry.files["tokenizer.json"]
-        return _base(card, entry.folder, cache, _facts(entry), weights, tokenizer)
+        return _base(card, entry.folder, cache, entry, weights, tokenizer)
 
     folder = hub_folder(card, report) if source.kind == "hub" else source.path or Path()
     digests = {}
@@ -109,7 +109,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         if path.suffix in (".json", ".jinja") and path.name not in digests and path.is_file()
     }
     entry = _entry(card, canonical_digest([weights, settings]), cache, report, lambda into: folder)
-    return _base(card, folder, cache, _facts(entry), weights, digests["tokenizer.json"])
+    return _base(card, folder, cache, entry, weights, digests["tokenizer.json"])
 
 
 def unpacked_folder(
@@ -137,12 +137,13 @@ def unpacked_folder(
             f"The weights of {card.name} were changed while it was open: {file}.",
             hint="Open it again.",
         )
-    return _entry(
+    return cached_entry(
         card,
         canonical_digest([weights, "float32"]) if full else weights,
+        _VERSION,
         base.cache,
-        progress,
         lambda into: unpack_gguf(file, base.folder, into, progress, full=full),
+        progress,
     ).folder
 
 
@@ -162,17 +163,8 @@ def _entry(
     ``make`` may write files into a new entry, and returns the model's folder.
     """
     return cached_entry(
-        card,
-        key,
-        f"{RECIPE}.{FACTS}",
-        cache,
-        lambda into: to_json(inspect_model(make(into))),
-        report,
+        card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
     )
-
-
-def _facts(entry: Entry) -> ModelFacts:
-    return ModelFacts.from_json(entry.facts)
 
 
 def _digest(weights: str, tokenizer: str, template: str) -> str:
@@ -180,8 +172,9 @@ def _digest(weights: str, tokenizer: str, template: str) -> str:
 
 
 def _base(
-    card: ModelCard, folder: Path, cache: Path, facts: ModelFacts, weights: str, tokenizer: str
+    card: ModelCard, folder: Path, cache: Path, entry: Entry, weights: str, tokenizer: str
 ) -> Base:
+    facts = TypeAdapter(ModelFacts).validate_python(entry.facts)
     template = card.template or facts.template
     if template is None:
         raise CardError(f"{card.name} has no chat template.", hint="Set chat_template in its card.")

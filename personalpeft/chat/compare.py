@@ -152,9 +152,7 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    augmented, item_ids = messages, tuple[str, ...]()
-    if memory:
-        augmented, item_ids = augment_prompt(services, user, messages)
+    augmented, item_ids = augment_prompt(services, user, messages, memory=memory)
     sides = [
         (revision or BASE, stack_with_revision(services, user, messages, layer, revision))
         for revision in revisions
@@ -205,19 +203,10 @@ def _answer(
 ) -> list[Answer]:
     """Answer with each side, in one batch. Raises as ``Engine.stream``, and ``Cancelled``."""
     requests = [Request(user, messages, stack, sampling) for _, stack in sides]
-    texts, generated, finish = [""] * len(sides), [0] * len(sides), dict[int, FinishReason]()
-    outputs = engine.stream(requests, cancelled=cancelled)
-    try:
-        for chunk in outputs:
-            texts[chunk.index] += chunk.text
-            generated[chunk.index] += len(chunk.tokens)
-            if chunk.finish is not None:
-                finish[chunk.index] = chunk.finish
-    finally:
-        outputs.close()
-    if "cancelled" in finish.values():
+    replies = engine.stream(requests, cancelled=cancelled).read()
+    if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
     return [
-        Answer(texts[i], revision, stack, Usage(len(outputs.prompts[i]), generated[i]), finish[i])
-        for i, (revision, stack) in enumerate(sides)
+        Answer(each.text, revision, stack, Usage(len(each.prompt), len(each.tokens)), each.finish)
+        for each, (revision, stack) in zip(replies, sides, strict=True)
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from personalpeft.arguments import check_number
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.store import Store
@@ -100,11 +101,8 @@ def list_conversations(
     store: Store, user: str, limit: int | None, before: str | None
 ) -> tuple[ConversationSummary, ...]:
     """Implement ``User.conversations``, which documents the arguments."""
-    if limit is not None and (not isinstance(limit, int) or limit < 0):
-        raise InvalidInput(
-            f"The limit must be a whole number of 0 or more, got {limit!a:.40}.",
-            hint="Leave it out for all.",
-        )
+    if limit is not None:
+        check_number("limit", limit, 0, whole=True)
     links = _links(store, user)
     newest = _newest(links)
     order = list(newest)

@@ -133,15 +133,10 @@ def _continue_conversation(
             )
     conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
     history = conversation.messages(services.base.tool_format)
-    if any(message.role == "system" for message in chat.messages):
-        history = tuple(message for message in history if message.role != "system")
-    messages = (*history, *chat.messages)
-    system = [message for message in messages if message.role == "system"]
+    system = [m for m in chat.messages if m.role == "system"] or conversation.system
+    messages = [m for m in (*history, *chat.messages) if m.role != "system"]
     last = conversation.turns[-1].id if conversation.turns else None
-    return (
-        _Position(conversation.id, last),
-        (*system, *(message for message in messages if message.role != "system")),
-    )
+    return _Position(conversation.id, last), (*system, *messages)
 
 
 def _submit(
@@ -155,9 +150,7 @@ def _submit(
     """Return the messages that fit into the context, the ids of memory's items, and the output."""
     engine = services.engine
     while True:
-        augmented, item_ids = messages, tuple[str, ...]()
-        if chat.memory:
-            augmented, item_ids = augment_prompt(services, user, messages)
+        augmented, item_ids = augment_prompt(services, user, messages, memory=chat.memory)
         request = Request(
             user,
             augmented,
@@ -212,15 +205,7 @@ def stack_with_revision(
 ) -> Stack:
     """Return the stack that serves messages with another head in a layer, whatever its scope.
 
-    Args:
-        services: The wired parts.
-        user: The user.
-        messages: They select the other layers by their scopes.
-        layer: The layer of the other head.
-        head: The id of a revision, or None for none.
-
-    Raises:
-        NotFound, BaseMismatch: As ``stack_with_head``.
+    The messages select the other layers by their scopes. Raises as ``stack_with_head``.
     """
     stack = stack_with_head(services, user, layer, head)
     others = replace(stack, entries=tuple(e for e in stack.entries if e.layer != layer))
@@ -229,13 +214,15 @@ def stack_with_revision(
 
 
 def augment_prompt(
-    services: Services, user: str, messages: tuple[Message, ...]
+    services: Services, user: str, messages: tuple[Message, ...], *, memory: bool
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the messages with the user's rules and relevant facts, and the ids of those.
+    """Return the messages, with ``memory`` also the user's rules and relevant facts and their ids.
 
     What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
     lookup of facts understands more wordings than a layer.
     """
+    if not memory:
+        return messages, ()
     backend = services.engine.backend
     recall = services.memory.add_to_prompt(
         user,

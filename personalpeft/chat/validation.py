@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from personalpeft.arguments import check_number
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import TOOL_NAME
 from personalpeft.types import (
-    MAX_TOP_LOGPROBS,
     Message,
     Role,
     Sampling,
     ToolCall,
     canonical_json,
-    is_number,
     parse_strict_json,
 )
 
@@ -36,35 +35,6 @@ _MAX_DEPTH = 32
 # Empty where a call has none.
 _CALL_ID = re.compile(r"[A-Za-z0-9_.:-]{0,128}")
 _ROLES: tuple[str, ...] = get_args(Role)
-
-
-def _is_whole(value: object) -> bool:
-    return is_number(value) and isinstance(value, int)
-
-
-_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda v: is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
-    "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "max_tokens": (lambda v: _is_whole(v) and v >= 1, "a whole number above 0"),
-    "seed": (lambda v: _is_whole(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
-    "stop": (
-        lambda v: isinstance(v, list | tuple) and all(isinstance(s, str) and s for s in v),
-        "a list of texts that are not empty",
-    ),
-    "timeout": (
-        lambda v: v is None or (is_number(v) and 0 < v < float("inf")),
-        "seconds above 0, or None for no limit",
-    ),
-    "top_logprobs": (
-        lambda v: _is_whole(v) and 0 <= v <= MAX_TOP_LOGPROBS,
-        f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
-    ),
-    "truncation": (
-        lambda v: v in (None, *get_args(Truncation)),
-        '"auto", "disabled" or None',
-    ),
-}
-"""The options of ``User.chat``: whether a value is allowed, and which are."""
 
 
 def check_prompt(prompt: Prompt) -> tuple[Message, ...]:
@@ -189,7 +159,9 @@ def check_sampling(
 ) -> Sampling:
     """Return the card's sampling with the given values in place. Raises ``InvalidInput``."""
     texts = (stop,) if isinstance(stop, str) else stop
-    check_option("stop", texts)
+    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) and t for t in texts):
+        allowed = "a list of texts that are not empty"
+        raise InvalidInput(f"stop must be {allowed}, got {stop!r}.", hint=f"Give {allowed}.")
     sampling = replace(
         default,
         temperature=default.temperature if temperature is None else temperature,
@@ -198,16 +170,11 @@ def check_sampling(
         seed=seed,
         stop=tuple(texts) or default.stop,
     )
-    for name in ("temperature", "top_p", "max_tokens", "seed"):
-        check_option(name, getattr(sampling, name))
+    check_number("temperature", sampling.temperature, 0, 10)
+    check_number("top_p", sampling.top_p, 0, 1, above=True)
+    check_number("max_tokens", sampling.max_tokens, 1, whole=True)
+    check_number("seed", sampling.seed, 0, 2**63 - 1, whole=True)
     return sampling
-
-
-def check_option(name: str, value: object) -> None:
-    """Raise ``InvalidInput`` if an option of ``User.chat`` has a wrong value."""
-    is_valid, allowed = _OPTIONS[name]
-    if not is_valid(value):
-        raise InvalidInput(f"{name} must be {allowed}, got {value!r}.", hint=f"Give {allowed}.")
 
 
 def check_continuation(messages: Sequence[Message], template: bool) -> None:

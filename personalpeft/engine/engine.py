@@ -166,24 +166,13 @@ class Engine(EngineCore):
     ) -> list[str]:
         """Return whole replies in the order of the requests, or what there is when ``cancelled``.
 
-        The arguments are those of ``stream``.
-
-        Raises:
-            Cancelled: The engine was closed meanwhile; or what ``stream`` raises.
+        The arguments are those of ``stream``. Also raises ``Cancelled``, if the engine was closed.
         """
-        texts = [""] * len(requests)
-        stream = self.stream(requests, cancelled=cancelled, paused=paused)
-        try:
-            for chunk in stream:
-                texts[chunk.index] += chunk.text
-                # A learn must not judge half a reply as a whole one.
-                if chunk.finish == "cancelled" and not (cancelled and cancelled()):
-                    raise Cancelled(
-                        "The engine was closed while it wrote.", hint="Open the runtime again."
-                    )
-        finally:
-            stream.close()
-        return texts
+        replies = self.stream(requests, cancelled=cancelled, paused=paused).read()
+        # A learn must not judge half a reply as a whole one.
+        if not (cancelled and cancelled()) and any(r.finish == "cancelled" for r in replies):
+            raise Cancelled("The engine was closed while it wrote.", hint="Open the runtime again.")
+        return [reply.text for reply in replies]
 
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False, top: int = 0
@@ -238,22 +227,11 @@ class Engine(EngineCore):
 
         Work that takes turns with replies calls this first.
         """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
-            )
-        self._give_way(max_seconds)
+        self._wait_while(lambda: self._scheduler.queue.has_foreground, max_seconds)
 
     def yield_to_requests(self, max_seconds: float) -> None:
         """Wait while any requests wait or run, at most ``max_seconds``."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._ended or not (len(self._scheduler.queue) or len(self._scheduler.running))
-                ),
-                max_seconds,
-            )
-        self._give_way(max_seconds)
+        self._wait_while(lambda: self._scheduler.queue or self._scheduler.running, max_seconds)
 
     def clear_caches(self) -> None:
         """Drop what is cached for all users: unpinned adapters, host memory, and prompt caches.
@@ -332,6 +310,11 @@ class Engine(EngineCore):
                     self._metrics.count("stack_hits_total" if is_hit else "stack_misses_total")
             self._scheduler.queue.add(group.requests)
             self._notify()
+
+    def _wait_while(self, busy: Callable[[], object], max_seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not busy(), max_seconds)
+        self._give_way(max_seconds)
 
     def _wait_until_ready(self, key: str, stack: Stack) -> None:
         """Wait until an adapter is attached, or raise why it is not. The caller holds the lock."""

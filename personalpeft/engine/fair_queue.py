@@ -96,14 +96,11 @@ class FairQueue:
 
     def start(self, request: RequestState) -> None:
         """Move a request from the queue to running; its user's next turn comes last."""
-        if request in self._preempted:
-            self._preempted.remove(request)
-        else:
-            turns = self._turns(request)
-            line = turns.pop(request.owner)
-            line.remove(request)
-            if line:
-                turns[request.owner] = line
+        was_preempted = request in self._preempted
+        self.drop(request)
+        turns = self._turns(request)
+        if request.owner in turns and not was_preempted:
+            turns[request.owner] = turns.pop(request.owner)
         if not request.background:
             self._running[request.owner] += 1
 

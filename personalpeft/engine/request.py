@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Self, TypeAlias
 
 from personalpeft.backends.sequence import OutputChunk, SequenceState, Tokens
-from personalpeft.types import Stack, ToolFormat
+from personalpeft.types import FinishReason, Stack, ToolFormat
 
 Predicate: TypeAlias = Callable[[], bool]
 
@@ -81,6 +81,16 @@ class RequestState(SequenceState):
         return self.request.stack
 
 
+@dataclass(slots=True)
+class Completion:
+    """One whole reply: its prompt in tokens, its text and tokens, and how it ended."""
+
+    prompt: Tokens
+    text: str = ""
+    tokens: Tokens = ()
+    finish: FinishReason = "cancelled"
+
+
 class OutputStream(Iterator[OutputChunk]):
     """The chunks of one group as they come; ``index`` is that of the request in the call.
 
@@ -123,6 +133,19 @@ class OutputStream(Iterator[OutputChunk]):
         if output.finish != "cancelled" and (prefix := self._prefixes.pop(output.index, "")):
             return replace(output, text=prefix + output.text)
         return output
+
+    def read(self) -> list[Completion]:
+        """Read to the end, and return the reply of each request."""
+        replies = [Completion(prompt) for prompt in self.prompts]
+        try:
+            for chunk in self:
+                reply = replies[chunk.index]
+                reply.text += chunk.text
+                reply.tokens += chunk.tokens
+                reply.finish = chunk.finish or reply.finish
+        finally:
+            self.close()
+        return replies
 
     def begin(self) -> None:
         """Submit the requests. Raise what the first chunk would. Later calls do nothing."""

@@ -102,21 +102,15 @@ class Candidate:
         )
 
 
-def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights], recipe: Json) -> Adapter:
-    """Return the layer of a plan with these weights, in half precision as it is stored.
-
-    Args:
-        plan: What was built.
-        weights: A and B by projection.
-        recipe: How it was built, as its file stores it.
-    """
+def build_adapter(plan: Plan, weights: Mapping[str, LoRAWeights]) -> Adapter:
+    """Return the layer of a plan with these weights, in half precision as it is stored."""
     manifest = Manifest(
         base=plan.live.base,
         layer=plan.layer,
         rank=plan.recipe.rank,
         scaling=plan.recipe.scaling,
         targets=plan.recipe.target_modules,
-        recipe=recipe,
+        recipe=plan.stored_recipe,
         signals=plan.data_digest,
         below=tuple(entry.digest for entry in plan.below.entries),
         parent=plan.parent.digest if plan.parent else None,
@@ -134,7 +128,7 @@ def store_candidate(
         plan: What was built.
         weights: A and B by projection.
     """
-    blob = pack(build_adapter(plan, weights, plan.stored_recipe))
+    blob = pack(build_adapter(plan, weights))
     digest = services.store.blobs.put(plan.user, blob)
     scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
     return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)

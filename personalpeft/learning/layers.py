@@ -59,15 +59,7 @@ def known_layers(store: Store, user: str, assignments: Sequence[Assignment]) -> 
     return tuple(sorted(names, key=layer_order))
 
 
-def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
-    """Return the live revision of a layer, or None.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        live: The live stack.
-    """
+def _live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
     entry = next((entry for entry in live.entries if entry.layer == layer), None)
     return store.catalog.revision(user, entry.revision) if entry is not None else None
 
@@ -159,7 +151,7 @@ def inspect_layer(
         live: The user's live stack.
         assignments: All assignments of the user.
     """
-    head, below = live_revision(store, user, layer, live), stack_below(store, user, live, layer)
+    head, below = _live_revision(store, user, layer, live), stack_below(store, user, live, layer)
     outdated, is_changed, outcome = frozenset[str](), False, None
     if head is not None:
         outdated = _outdated_signals(store, head, assignments)
@@ -318,7 +310,7 @@ def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...
         layer: The layer.
     """
     held_out = set(store.catalog.holdout(state.user, layer))
-    head = live_revision(store, state.user, layer, state.live)
+    head = _live_revision(store, state.user, layer, state.live)
     learned = trained_on(store, head)
     countries = head.recipe.get("scrub", ()) if head else ()
     return tuple(

@@ -113,14 +113,13 @@ class Learner:
 
         def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
             plan = plan_practice(
-                services.store,
+                services,
                 state,
                 self.recipes.for_layer(layer),
                 config,
                 verifier,
                 shaping,
                 pipeline.started,
-                maps_weights=services.training_backend.maps_weights,
             )
             return pipeline.build({user: plan})[user]
 
@@ -293,9 +292,6 @@ class _UserLearn:
             *((each, False) for each in names if layer_order(each) > order),
         ]
 
-    def _inspect(self, layer: str) -> LayerState:
-        return inspect_live_layer(self._services, self._user, layer)
-
     def _plan(self, state: LayerState, *, force: bool = False) -> Plan:
         start = "auto" if force else self._options.start
         is_requested = state.layer == self._layer
@@ -318,7 +314,7 @@ class _UserLearn:
             NothingToLearn: A requested layer has nothing new, and its head is up to date or what
                 would replace it was built before.
         """
-        state = self._inspect(layer)
+        state = inspect_live_layer(self._services, self._user, layer)
         if not is_requested:
             return self._revalidate(state)
         head, outcome, is_auto = state.head, state.outcome, self._options.start == "auto"
@@ -328,7 +324,7 @@ class _UserLearn:
                 return again
             try:
                 # What is new is learned on top of a valid head.
-                return self._plan(self._inspect(layer))
+                return self._plan(inspect_live_layer(self._services, self._user, layer))
             except NothingToLearn:
                 return again
         try:

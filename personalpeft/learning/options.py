@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft.errors import Cancelled, InvalidInput, PersonalPeftError
+from personalpeft.arguments import check_choice, check_number
+from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
-from personalpeft.settings import check_choice
 from personalpeft.types import Progress
 
 Condition: TypeAlias = Callable[[], bool]
@@ -44,26 +44,6 @@ def cancelled_error(where: str) -> Cancelled:
     )
 
 
-def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
-    """Check a budget of a learn.
-
-    Args:
-        budget: The budget; None for no limit.
-        unit: What it counts, in the plural, for the error.
-        whole: Whether it must be a whole number.
-
-    Raises:
-        InvalidInput: It is neither None nor a number above 0.
-    """
-    number = isinstance(budget, int if whole else int | float) and not isinstance(budget, bool)
-    if budget is not None and not (number and budget > 0):  # type: ignore[operator]  # a number
-        kind = "a whole number" if whole else "a number"
-        raise InvalidInput(
-            f"A budget must be {kind} of {unit} above 0, got {budget!a}.",
-            hint=f"Give {kind} above 0, or None for no budget.",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class LearnOptions:
     """The options of ``User.learn``. Raises ``InvalidInput`` for a wrong start or budget.
@@ -85,9 +65,9 @@ class LearnOptions:
 
     def __post_init__(self) -> None:
         check_choice("start", self.start, Start)
-        check_budget(self.seconds, "seconds")
-        check_budget(self.steps, "steps", whole=True)
-        check_budget(self.max_memory_mb, "MB")
+        for name in ("seconds", "steps", "max_memory_mb"):
+            if (budget := getattr(self, name)) is not None:
+                check_number(name, budget, 0, above=True, whole=name == "steps")
 
     def capturing_errors(self, raised: list[Exception]) -> LearnOptions:
         """Return the same options, whose callbacks add unexpected errors to ``raised``."""

@@ -144,7 +144,6 @@ class TrainingPipeline:
             self.services,
             plans,
             self._control(lambda done: self._show("Learning", len(plans), done)),
-            checkpoints=lambda plan: CheckpointStore.of_layer(store, plan.user, plan.layer),
             show_step=lambda plan, step, steps: publish_status(
                 store, plan.user, plan.layer, "Learning", step, steps
             ),

@@ -21,7 +21,6 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.train.config import Start
-from personalpeft.learning.train.loop import CheckpointStore
 from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
 from personalpeft.store.store import Store
@@ -156,8 +155,7 @@ def _find_or_build(
     store, user, layer = services.store, plan.user, plan.layer
     if known := find_candidate(store, plan):
         return known.entry, False
-    checkpoints = CheckpointStore.of_layer(store, user, layer)
-    weights = train_alone(services, plan, checkpoints, progress=progress, cancelled=cancelled)
+    weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     revision = candidate.to_revision(
         Verdict.ABSTAINED,

@@ -265,11 +265,6 @@ def signal_text(signal: Signal) -> str:
     return str(next((value for value in values if value is not None), ""))
 
 
-def _format_source(source: SignalUsage) -> str:
-    """Return one signal as a line."""
-    return f"{source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}"
-
-
 def format_report(report: LearnReport) -> list[str]:
     """Return the lines of a report's own layer, without how to undo it."""
     title = f"{report.user} · {report.layer}" if report.layer else report.user
@@ -361,7 +356,8 @@ def _format_sources(report: LearnReport) -> list[str]:
 
 
 def _list_sources(sources: Sequence[SignalUsage], limit: int) -> list[str]:
-    return _cut([f"      {_format_source(source)}" for source in sources], limit)
+    lines = [f"      {each.signal[-6:]}  {each.kind:<13} {excerpt(each.text)}" for each in sources]
+    return _cut(lines, limit)
 
 
 def _cut(lines: Sequence[str], limit: int) -> list[str]:

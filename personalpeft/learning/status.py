@@ -298,16 +298,7 @@ def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[Signa
     """
     assignments = load_assignments(store, user)
     builds = _Builds(store, user, assignments)
-    status = {
-        each.signal.id: SignalStatus(
-            each.signal, each.place, each.layer, each.reason, *_use_of(each, builds)
-        )
-        for each in assignments
-    }
-    status = {
-        signal: replace(each, removed=builds.removed.get((each.revision, signal), ()))
-        for signal, each in status.items()
-    }
+    status = {each.signal.id: _current_status(each, builds) for each in assignments}
     if current:
         return tuple(status.values())
     signals = store.ledger.signals(user, current=False)
@@ -351,6 +342,12 @@ class _Builds:
             for each in report.sources:
                 if each.use_code in (SignalUse.NO_CAPACITY, SignalUse.TOO_LONG):
                     self.left_out[report.layer, each.signal] = each.use_code
+
+
+def _current_status(each: Assignment, builds: _Builds) -> SignalStatus:
+    use, revision = _use_of(each, builds)
+    removed = builds.removed.get((revision, each.signal.id), ())
+    return SignalStatus(each.signal, each.place, each.layer, each.reason, use, revision, removed)
 
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:

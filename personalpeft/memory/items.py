@@ -345,10 +345,12 @@ class Memory:
 
     def _language(self, messages: Sequence[Message], queries: Vectors) -> str:
         """Return the language of a request, given the vectors of its queries."""
-        # The model of languages takes a second to load.
+        # The model of languages takes a second to load, and room on the disk for a moment.
         if self.embedder.is_english(queries[0]):
             return ENGLISH
-        return find_language(_queries(messages)[0])
+        with suppress(OSError):
+            return find_language(_queries(messages)[0])
+        return ENGLISH
 
     def _similarities(self, rows: Vectors, queries: Vectors) -> Vectors:
         """Return the similarity of each row to a request, ``[len(rows)]``."""

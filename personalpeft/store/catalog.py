@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from personalpeft.arguments import check_choice, check_number
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.settings import check_choice
 from personalpeft.store import rows
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all
@@ -34,7 +34,7 @@ from personalpeft.store.revisions import (
     record_revision,
 )
 from personalpeft.store.types import ANY_HEAD, BuildRecord, UserSummary
-from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, is_number
+from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry
 
 # All columns: a home of an earlier version that is open for reading has no ``trains``.
 _SUMMARY = """
@@ -113,11 +113,7 @@ class Catalog:
             InvalidInput: The limit is below 1.
             InvalidId: ``after`` is not a user id.
         """
-        if not isinstance(limit, int) or limit < 1:
-            raise InvalidInput(
-                f"The limit must be a whole number of 1 or more, got {limit!a:.40}.",
-                hint="Leave it out for 100.",
-            )
+        check_number("limit", limit, 1, whole=True)
         start = "" if after is None else check_user_id(after)
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         found = self._database.fetch_all(sql, start, search, limit)
@@ -326,11 +322,7 @@ class Catalog:
 
         Raises ``NotFound``, ``InvalidInput``.
         """
-        if not is_number(weight) or not -2 <= weight <= 2:
-            raise InvalidInput(
-                f"weight must be a number from -2 to 2, got {weight!r}.",
-                hint="1 is the layer as trained.",
-            )
+        check_number("weight", weight, -2, 2)
         self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
+from personalpeft.arguments import check_number
 from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
 from personalpeft.store import rows
@@ -178,11 +179,8 @@ class Ledger:
             NotFound: The user or the turn ``before`` does not exist.
             InvalidInput: The limit is negative.
         """
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise InvalidInput(
-                f"The limit must be a whole number of 0 or more, got {limit!a:.40}.",
-                hint="Leave it out for all.",
-            )
+        if limit is not None:
+            check_number("limit", limit, 0, whole=True)
         sql, parameters = "select * from turn where user = ?", [user]
         if using is not None:
             sql += _USING

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from personalpeft.arguments import check_number
 from personalpeft.deprecation import RenamedAttributes
-from personalpeft.errors import Busy, HomeError, InvalidInput
+from personalpeft.errors import Busy, HomeError
 from personalpeft.store.backup import (
     Backup,
     back_up,
@@ -113,10 +114,7 @@ class Maintenance(
             Damaged: The database cannot be read whole.
             Busy: Another copy is being made.
         """
-        if keep < 1:
-            raise InvalidInput(
-                f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted."
-            )
+        check_number("keep", keep, 1, whole=True)
         folder = Path(folder).expanduser().absolute()
         store = self._store
         # Files beside the database are written also where that is open for reading.

@@ -21,13 +21,21 @@ from benchmarks.cli_learning import (
     bench_nulls,
     bench_prefeval,
 )
+from benchmarks.cli_options import keep_option, printer, repeat_option
 from benchmarks.cli_skill import bench_skill
 from benchmarks.cli_weights import bench_weights
 from benchmarks.cli_world import bench_world
 from benchmarks.facts import MOST
 from benchmarks.result import emit_result
-from personalpeft_app.options import Function, GlobalOptions, Group, command, global_options
-from personalpeft_app.output import format_table, info
+from personalpeft_app.options import (
+    Function,
+    GlobalOptions,
+    Group,
+    command,
+    global_options,
+    option,
+)
+from personalpeft_app.output import format_table
 from personalpeft_app.progress import Display
 
 
@@ -69,7 +77,7 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
         [known[name] for name in only] or list(STYLES),
         base=common.base_name(),
         backend=common.backend or "torch",
-        echo=lambda text: info(common, text),
+        echo=printer(common),
     )
     emit_result(common, found)
 
@@ -78,9 +86,7 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
     "catalog",
     examples=("personalpeft bench catalog", "personalpeft bench catalog --users 10000 --json"),
 )
-@click.option(
-    "--users", type=click.IntRange(100), default=1_000_000, show_default=True, help="How many."
-)
+@option("--users", type=click.IntRange(100), default=1_000_000, help="How many.")
 def bench_catalog(common: GlobalOptions, users: int) -> None:
     """A home with a million users: resolve, list, publish, collect.
 
@@ -97,40 +103,16 @@ def bench_catalog(common: GlobalOptions, users: int) -> None:
     emit_result(common, found)
 
 
-def _repeat(default: int) -> Callable[[Function], Function]:
-    return click.option(
-        "--repeat",
-        type=click.IntRange(1),
-        default=default,
-        show_default=True,
-        help="Repetitions; of their figures the median counts.",
-    )
-
-
 def _tokens(default: int) -> Callable[[Function], Function]:
-    return click.option(
-        "--tokens",
-        type=click.IntRange(2, 512),
-        default=default,
-        show_default=True,
-        help="New tokens of each reply.",
+    return option(
+        "--tokens", type=click.IntRange(2, 512), default=default, help="New tokens of each reply."
     )
-
-
-def _keep(function: Function) -> Function:
-    return click.option(
-        "--keep",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        required=True,
-        help="Where each figure is kept at once: the same command goes on there, and several can share the work.",
-    )(function)
 
 
 @command(
     "serve", examples=("personalpeft bench serve", "personalpeft bench serve --without-vllm --json")
 )
-@_repeat(5)
+@repeat_option(5)
 @_tokens(64)
 @click.option(
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
@@ -151,7 +133,7 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
         repetitions=repeat,
         tokens=tokens,
         with_vllm=not without_vllm,
-        echo=_printer(common),
+        echo=printer(common),
     )
     about = f"a step of ours: {found.step_milliseconds:.1f} ms; memory: {found.memory_gb_per_second:.1f} GB/s"
     short = (
@@ -163,7 +145,7 @@ def bench_serve(common: GlobalOptions, repeat: int, tokens: int, without_vllm: b
 @command(
     "attach", examples=("personalpeft bench attach", "personalpeft bench attach --repeat 20 --json")
 )
-@_repeat(9)
+@repeat_option(9)
 def bench_attach(common: GlobalOptions, repeat: int) -> None:
     """From an adapter's file into a slot, compared with PEFT.
 
@@ -173,14 +155,14 @@ def bench_attach(common: GlobalOptions, repeat: int) -> None:
     _need_torch(common)
     from benchmarks import attach
 
-    found = attach.bench_attach(common.base_name(), repetitions=repeat, echo=_printer(common))
+    found = attach.bench_attach(common.base_name(), repetitions=repeat, echo=printer(common))
     emit_result(common, found)
 
 
 @command(
     "start", examples=("personalpeft bench start", "personalpeft bench start --repeat 9 --json")
 )
-@_repeat(5)
+@repeat_option(5)
 def bench_start(common: GlobalOptions, repeat: int) -> None:
     """The first token of a new process.
 
@@ -190,7 +172,7 @@ def bench_start(common: GlobalOptions, repeat: int) -> None:
     _need_torch(common)
     from benchmarks import start
 
-    found = start.bench_start(common.base_name(), repetitions=repeat, echo=_printer(common))
+    found = start.bench_start(common.base_name(), repetitions=repeat, echo=printer(common))
     emit_result(common, found)
 
 
@@ -198,7 +180,7 @@ def bench_start(common: GlobalOptions, repeat: int) -> None:
     "encryption",
     examples=("personalpeft bench encryption", "personalpeft bench encryption --repeat 9 --json"),
 )
-@_repeat(5)
+@repeat_option(5)
 def bench_encryption(common: GlobalOptions, repeat: int) -> None:
     """What an encrypted home costs: first token, learn, commit, opening.
 
@@ -207,13 +189,13 @@ def bench_encryption(common: GlobalOptions, repeat: int) -> None:
     from benchmarks import encryption
 
     found = encryption.bench_encryption(
-        common.base_name(), common.backend or "torch", repetitions=repeat, echo=_printer(common)
+        common.base_name(), common.backend or "torch", repetitions=repeat, echo=printer(common)
     )
     emit_result(common, found)
 
 
 @command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
-@_repeat(3)
+@repeat_option(3)
 @_tokens(64)
 def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """A chat and a learn beside other busy programs.
@@ -224,19 +206,13 @@ def bench_busy(common: GlobalOptions, repeat: int, tokens: int) -> None:
     from benchmarks import busy
 
     found = busy.bench_busy(
-        common.base_name(), repetitions=repeat, tokens=tokens, echo=_printer(common)
+        common.base_name(), repetitions=repeat, tokens=tokens, echo=printer(common)
     )
     emit_result(common, found)
 
 
 @command("soak", examples=("personalpeft bench soak", "personalpeft bench soak --minutes 5 --json"))
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    help="How long to go on.",
-    show_default=True,
-)
+@option("--minutes", type=click.FloatRange(min=0), default=30.0, help="How long to go on.")
 def bench_soak(common: GlobalOptions, minutes: float) -> None:
     """Memory and open files over half an hour of use.
 
@@ -256,7 +232,7 @@ def bench_soak(common: GlobalOptions, minutes: float) -> None:
     "publish",
     examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"),
 )
-@_repeat(3)
+@repeat_option(3)
 @_tokens(128)
 def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """The effect of publishing a revision on other users.
@@ -269,7 +245,7 @@ def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     from benchmarks import publish
 
     found = publish.bench_publish(
-        common.base_name(), repetitions=repeat, tokens=tokens, echo=_printer(common)
+        common.base_name(), repetitions=repeat, tokens=tokens, echo=printer(common)
     )
     emit_result(common, found, f"{found.published} publications")
 
@@ -278,8 +254,8 @@ def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
     "wave",
     examples=("personalpeft bench wave", "personalpeft bench wave --users 200 --repeat 1 --json"),
 )
-@click.option("--users", type=click.IntRange(2), default=1000, show_default=True, help="How many.")
-@_repeat(3)
+@option("--users", type=click.IntRange(2), default=1000, help="How many.")
+@repeat_option(3)
 @_tokens(64)
 def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> None:
     """A thousand users at once, more than memory holds.
@@ -291,7 +267,7 @@ def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> N
     from benchmarks import wave
 
     found = wave.bench_wave(
-        common.base_name(), users, repetitions=repeat, tokens=tokens, echo=_printer(common)
+        common.base_name(), users, repetitions=repeat, tokens=tokens, echo=printer(common)
     )
     emit_result(common, found, f"{found.users} users")
 
@@ -309,19 +285,16 @@ def bench_wave(common: GlobalOptions, users: int, repeat: int, tokens: int) -> N
     metavar="NUMBER",
     help="One number of the recipe; may be given more than once.",
 )
-@click.option(
+@option(
     "--style",
     "styles",
     multiple=True,
     metavar="STYLE",
     default=("pirate", "bullets"),
-    show_default=True,
     help="What is learned; may be given more than once.",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each."
-)
-@_keep
+@option("--seeds", type=click.IntRange(1), default=3, help="How many of each.")
+@keep_option(required=True)
 def bench_sweep(
     common: GlobalOptions, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path
 ) -> None:
@@ -340,7 +313,7 @@ def bench_sweep(
         styles=styles,
         seeds=seeds,
         keep=keep,
-        echo=_printer(common),
+        echo=printer(common),
     )
     rows = [
         (
@@ -381,14 +354,13 @@ def bench_sweep(
         "personalpeft bench capacity --keep sweeps --facts 20 --facts 160 --rank 1 --rank 16 --seeds 1",
     ),
 )
-@click.option(
+@option(
     "--facts",
     "counts",
     multiple=True,
     metavar="COUNT",
     type=click.IntRange(4, MOST),
     default=(5, 10, 20, 40, 80, 160),
-    show_default=True,
     help="How many facts one learn gets; may be given more than once.",
 )
 @click.option(
@@ -399,10 +371,8 @@ def bench_sweep(
     type=click.IntRange(1),
     help="The layer's rank; may be given more than once.  [default: the recipe's]",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each."
-)
-@_keep
+@option("--seeds", type=click.IntRange(1), default=3, help="How many of each.")
+@keep_option(required=True)
 def bench_capacity(
     common: GlobalOptions, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path
 ) -> None:
@@ -420,7 +390,7 @@ def bench_capacity(
         ranks=ranks,
         seeds=seeds,
         keep=keep,
-        echo=_printer(common),
+        echo=printer(common),
     )
     rows = [
         (
@@ -451,15 +421,8 @@ def bench_capacity(
 
 
 @command("page", examples=("personalpeft bench page", "personalpeft bench page --repeat 20 --json"))
-@click.option(
-    "--repeat",
-    "repetitions",
-    type=click.IntRange(1),
-    default=7,
-    show_default=True,
-    help="How often.",
-)
-def bench_page(common: GlobalOptions, repetitions: int) -> None:
+@repeat_option(7)
+def bench_page(common: GlobalOptions, repeat: int) -> None:
     """The load time of the web page, on loopback.
 
     First paint, and the time until the last conversation is readable. Both are measured with an
@@ -468,7 +431,7 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
     """
     from benchmarks import page
 
-    found = page.bench_page(repetitions=repetitions, echo=_printer(common))
+    found = page.bench_page(repetitions=repeat, echo=printer(common))
     emit_result(common, found)
 
 
@@ -476,22 +439,9 @@ def bench_page(common: GlobalOptions, repetitions: int) -> None:
     "server",
     examples=("personalpeft bench server", "personalpeft bench server --backend fake --json"),
 )
-@click.option(
-    "--repeat",
-    "repetitions",
-    type=click.IntRange(1),
-    default=7,
-    show_default=True,
-    help="How often.",
-)
-@click.option(
-    "--tokens",
-    type=click.IntRange(1, 1024),
-    default=64,
-    show_default=True,
-    help="Length of a reply.",
-)
-def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
+@repeat_option(7)
+@option("--tokens", type=click.IntRange(1, 1024), default=64, help="Length of a reply.")
+def bench_server(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """The overhead of a reply over HTTP, compared with the library.
 
     Shows the time to the first token of one stream and the tokens a second of sixteen, side by
@@ -502,9 +452,9 @@ def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
     found = server.bench_server(
         common.base_name(),
         common.backend or "torch",
-        repetitions=repetitions,
+        repetitions=repeat,
         tokens=tokens,
-        echo=_printer(common),
+        echo=printer(common),
     )
     emit_result(common, found)
 
@@ -513,7 +463,7 @@ def bench_server(common: GlobalOptions, repetitions: int, tokens: int) -> None:
     "streams",
     examples=("personalpeft bench streams --backend fake", "personalpeft bench streams --json"),
 )
-@_repeat(7)
+@repeat_option(7)
 @_tokens(32)
 def bench_streams(common: GlobalOptions, repeat: int, tokens: int) -> None:
     """Sixty-four streams at once over HTTP.
@@ -527,7 +477,7 @@ def bench_streams(common: GlobalOptions, repeat: int, tokens: int) -> None:
         common.backend or "torch",
         repetitions=repeat,
         tokens=tokens,
-        echo=_printer(common),
+        echo=printer(common),
     )
     emit_result(common, found, f"{found.threads} threads")
 
@@ -540,10 +490,6 @@ def _median(figures: Iterable[float | None]) -> str:
 def _need_torch(common: GlobalOptions) -> None:
     if common.backend not in (None, "torch"):
         raise click.BadParameter("this measures the torch backend.", param_hint="--backend")
-
-
-def _printer(common: GlobalOptions) -> Callable[[str], None]:
-    return lambda text: info(common, text)
 
 
 bench.add_section(

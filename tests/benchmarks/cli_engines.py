@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from benchmarks.cli_options import printer, repeat_option
 from benchmarks.result import emit_result
-from personalpeft_app.options import GlobalOptions, command
-from personalpeft_app.output import info
+from personalpeft_app.options import GlobalOptions, command, option
 
 _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one)."
 
@@ -15,25 +15,12 @@ _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names 
     "engines",
     examples=("personalpeft bench engines", "personalpeft bench engines --without-vllm --json"),
 )
-@click.option(
-    "--repeat",
-    "repetitions",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="How often.",
-)
-@click.option(
-    "--tokens",
-    type=click.IntRange(8, 1024),
-    default=96,
-    show_default=True,
-    help="Length of a reply.",
-)
+@repeat_option(5)
+@option("--tokens", type=click.IntRange(8, 1024), default=96, help="Length of a reply.")
 @click.option(
     "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
 )
-def bench_engines(common: GlobalOptions, repetitions: int, tokens: int, without_vllm: bool) -> None:
+def bench_engines(common: GlobalOptions, repeat: int, tokens: int, without_vllm: bool) -> None:
     """Compare llama.cpp and vLLM with themselves without us, and with torch.
 
     llama.cpp: the cost of a layer and of a switch of user, and the memory of a chat without torch.
@@ -46,9 +33,9 @@ def bench_engines(common: GlobalOptions, repetitions: int, tokens: int, without_
 
     found = engines.bench_engines(
         common.base_name(),
-        repetitions=repetitions,
+        repetitions=repeat,
         tokens=tokens,
         with_vllm=not without_vllm,
-        echo=lambda text: info(common, text),
+        echo=printer(common),
     )
     emit_result(common, found, "" if found.vllm else _NO_VLLM)

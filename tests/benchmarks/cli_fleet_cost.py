@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from benchmarks.result import emit_result
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, option
 
 
 @command(
@@ -17,31 +17,18 @@ from personalpeft_app.options import GlobalOptions, command
         "personalpeft bench fleet-cost --active 23000 --learn-seconds 90 --json",
     ),
 )
-@click.option("--users", type=click.IntRange(1), default=1_000_000, show_default=True)
-@click.option(
-    "--active",
-    type=click.IntRange(1),
-    default=2300,
-    show_default=True,
-    help="Users who are in a session at any time.",
+@option("--users", type=click.IntRange(1), default=1_000_000)
+@option(
+    "--active", type=click.IntRange(1), default=2300, help="Users who are in a session at any time."
 )
-@click.option(
-    "--session-minutes",
-    type=click.FloatRange(1),
-    default=20.0,
-    show_default=True,
-    help="Its length.",
-)
-@click.option(
+@option("--session-minutes", type=click.FloatRange(1), default=20.0, help="Its length.")
+@option(
     "--think-seconds",
     type=click.FloatRange(0.1),
     default=60.0,
-    show_default=True,
     help="From a reply to the next request, on average.",
 )
-@click.option(
-    "--reply-tokens", type=click.IntRange(1), default=128, show_default=True, help="Its length."
-)
+@option("--reply-tokens", type=click.IntRange(1), default=128, help="Its length.")
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(0.1),
@@ -56,13 +43,12 @@ from personalpeft_app.options import GlobalOptions, command
     multiple=True,
     help="Of one learn; give it more than once for several.  [default: as measured]",
 )
-@click.option("--adapter-mb", type=click.FloatRange(0), default=4.9, show_default=True)
-@click.option("--bundle-mb", type=click.FloatRange(0), default=5.0, show_default=True)
-@click.option(
+@option("--adapter-mb", type=click.FloatRange(0), default=4.9)
+@option("--bundle-mb", type=click.FloatRange(0), default=5.0)
+@option(
     "--hours-between-failures",
     type=click.FloatRange(0.1),
     default=24.0,
-    show_default=True,
     help="Mean life of a machine that learns.",
 )
 def bench_fleet_cost(

@@ -9,27 +9,16 @@ from pathlib import Path
 
 import click
 
+from benchmarks.cli_options import keep_option, printer
 from benchmarks.result import emit_result
-from personalpeft_app.options import Function, GlobalOptions, command
-from personalpeft_app.output import info
+from personalpeft_app.options import Function, GlobalOptions, command, option
 from personalpeft_app.progress import Display
 
 _ALL = 40
 
 
-def _keep(function: Function) -> Function:
-    return click.option(
-        "--keep",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        help="Where each part is kept at once: the same command goes on there, and several can share the work.",
-    )(function)
-
-
 def _seed(function: Function) -> Function:
-    return click.option("--seed", default=0, show_default=True, help="Decides who says what.")(
-        function
-    )
+    return option("--seed", default=0, help="Decides who says what.")(function)
 
 
 @command(
@@ -42,29 +31,21 @@ def _seed(function: Function) -> Function:
 @click.option(
     "--people", multiple=True, metavar="NAME", help="One of them; may be given more than once."
 )
-@click.option(
-    "--nights",
-    type=click.IntRange(1, 8),
-    default=8,
-    show_default=True,
-    help="How many, from the first.",
-)
+@option("--nights", type=click.IntRange(1, 8), default=8, help="How many, from the first.")
 @_seed
-@click.option(
+@option(
     "--trainer-people",
     type=click.IntRange(0),
     default=2,
-    show_default=True,
     help="For how many of the people the plain PEFT loop runs too (torch alone).",
 )
-@click.option(
+@option(
     "--together",
     type=click.IntRange(0),
     default=8,
-    show_default=True,
     help="How many users learn together, against one after another; 0 leaves that out (torch alone).",
 )
-@_keep
+@keep_option()
 def bench_learn(
     common: GlobalOptions,
     people: tuple[str, ...],
@@ -127,7 +108,7 @@ def bench_learn(
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N styles.")
 @_seed
-@_keep
+@keep_option()
 def bench_edits(
     common: GlobalOptions, styles: tuple[str, ...], limit: int | None, seed: int, keep: Path | None
 ) -> None:
@@ -168,22 +149,10 @@ def bench_edits(
         "personalpeft bench gate --bad 4 --good 4 --json",
     ),
 )
-@click.option(
-    "--bad",
-    type=click.IntRange(0, _ALL),
-    default=_ALL,
-    show_default=True,
-    help="How many bad batches.",
-)
-@click.option(
-    "--good",
-    type=click.IntRange(0, _ALL),
-    default=_ALL,
-    show_default=True,
-    help="How many good ones.",
-)
+@option("--bad", type=click.IntRange(0, _ALL), default=_ALL, help="How many bad batches.")
+@option("--good", type=click.IntRange(0, _ALL), default=_ALL, help="How many good ones.")
 @_seed
-@_keep
+@keep_option()
 def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path | None) -> None:
     """How many bad updates and how many good ones become live.
 
@@ -209,15 +178,14 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
 
 
 @command("nulls", examples=("personalpeft bench nulls --keep nulls",))
-@click.option(
+@option(
     "--number",
     type=click.IntRange(1, _ALL),
     default=20,
-    show_default=True,
     help="How many nulls of each of the two kinds.",
 )
 @_seed
-@_keep
+@keep_option()
 def bench_nulls(common: GlobalOptions, number: int, seed: int, keep: Path | None) -> None:
     """How many updates without a lesson become live.
 
@@ -278,7 +246,7 @@ def _kept(folder: Path | None) -> Iterator[Path]:
 
 
 def _printer(common: GlobalOptions, display: Display) -> Callable[[str], None]:
-    return display.print if not common.json else lambda text: info(common, text)
+    return display.print if not common.json else printer(common)
 
 
 def _percent(share: float | None) -> str:

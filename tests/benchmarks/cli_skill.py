@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from benchmarks.cli_options import printer
 from benchmarks.result import emit_result
-from personalpeft_app.options import GlobalOptions, command
-from personalpeft_app.output import info
+from personalpeft_app.options import GlobalOptions, command, option
 
 
 @command(
@@ -21,13 +21,7 @@ from personalpeft_app.output import info
     metavar="FAMILY",
     help="Which of reasoning-gym's families, with its settings. By default lists of three or four words, to be reversed.",
 )
-@click.option(
-    "--unseen",
-    type=click.IntRange(1),
-    default=120,
-    show_default=True,
-    help="How many unseen tasks.",
-)
+@option("--unseen", type=click.IntRange(1), default=120, help="How many unseen tasks.")
 @click.option(
     "--rounds",
     type=click.IntRange(1),
@@ -49,7 +43,7 @@ def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: 
         backend=common.backend or "torch",
         unseen=unseen,
         rounds=rounds,
-        echo=lambda text: info(common, text),
+        echo=printer(common),
     )
     gained = f"{found.points_shown:+g} points by demonstrations, {found.points_practised:+g} more by practice"
     emit_result(common, found, gained)

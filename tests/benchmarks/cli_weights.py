@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.cli_options import printer
 from benchmarks.result import emit_result
-from personalpeft_app.options import GlobalOptions, command
-from personalpeft_app.output import info
+from personalpeft_app.options import GlobalOptions, command, option
 
 
 @command(
@@ -21,9 +21,7 @@ from personalpeft_app.output import info
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME", help="One shape; repeat for more."
 )
-@click.option(
-    "--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps of each variant."
-)
+@option("--steps", type=click.IntRange(1), default=5, help="Steps of each variant.")
 @click.option("--blocks", type=click.IntRange(1), metavar="N", help="Only the first N blocks.")
 @click.option(
     "--without-loaded", is_flag=True, help="Leave loaded weights out; they take much memory."
@@ -63,6 +61,6 @@ def bench_weights(
         blocks=blocks,
         compared=not without_loaded,
         work=work,
-        echo=lambda text: info(common, text),
+        echo=printer(common),
     )
     emit_result(common, found)

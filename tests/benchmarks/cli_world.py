@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.cli_options import keep_option, printer
 from benchmarks.result import emit_result
 from personalpeft_app.options import GlobalOptions, command, option
-from personalpeft_app.output import info
 
 _PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
 
@@ -32,13 +32,7 @@ _PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
     type=click.Choice(_PARTS),
     help="One part; may be given more than once.",
 )
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    required=True,
-    help="Where games, the model and each figure are kept: the same command goes on there.",
-)
+@keep_option(required=True)
 def bench_world(
     common: GlobalOptions,
     game: str,
@@ -54,7 +48,7 @@ def bench_world(
     The share of steps of unseen games whose next state is predicted word for word, beside two
     baselines; the consistency of two agents; games lost with and without checks; and skills that
     start from the model or learn from what it imagined. Needs the plugin world_model with
-    textworld. Takes hours.
+    textworld. Games and the model are kept, too. Takes hours.
     """
     from benchmarks import world_model
 
@@ -68,6 +62,6 @@ def bench_world(
         seeds=seeds,
         parts=parts or _PARTS,
         keep=keep,
-        echo=lambda text: info(common, text),
+        echo=printer(common),
     )
     emit_result(common, found)

@@ -25,7 +25,7 @@ from personalpeft.types import Stack
 
 _REPLICAS = {"one": 1, "two": 2}
 # Replicas report their stacks to the router at intervals.
-_TOLD_SECONDS = 3
+REPORT_SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def bench_fleet(
             # One after another, so that each stack is pulled once, by one replica.
             for number, each in enumerate(stacks):
                 first_token(loaded.engine, each, number)
-            time.sleep(_TOLD_SECONDS)
+            time.sleep(REPORT_SECONDS)
         two = started[-1]
         before = _pulls(two)
         rates = alternate(asked, repetitions, echo)

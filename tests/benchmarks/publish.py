@@ -32,7 +32,7 @@ from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
 
 _OTHERS = 15
-_PUBLICATIONS, _PAUSE = 20, 0.25
+_PUBLICATIONS, PAUSE_SECONDS = 20, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class _Publisher:
     def _run(self) -> None:
         try:
             for new in self._builds:
-                time.sleep(_PAUSE)
+                time.sleep(PAUSE_SECONDS)
                 began = time.perf_counter()
                 self._people.publish(new)
                 with self._people.engine.pin(self._people.stack(_OTHERS)):

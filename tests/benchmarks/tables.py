@@ -53,6 +53,14 @@ _BY_PERSON = {
     "in style at the end": "adherence.at_the_end",
 }
 _SPREAD_HEADS = ("figure", "median", "least and most", "unit", "wanted")
+# Results of one table: its name, and the unit of each group of figures.
+_SPREADS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "attach": ("loads", {"milliseconds": "ms", "ratios": "times"}),
+    "start": ("first token", {"seconds": "s"}),
+    "streams": ("streams", {"seconds": "s", "ratios": "times"}),
+    "encryption": ("encryption", {"ratios": "times the plain home", "milliseconds": "ms"}),
+    "busy": ("rates", {"rates": "a second", "ratios": "times"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +82,16 @@ def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def tables_of(result: Result) -> Mapping[str, Table]:
     """Return the non-empty tables of a result by name. Plotted benchmarks have none."""
-    make = _TABLES.get(result["bench"])
-    tables = dict(make(result)) if make else {}
+    bench = result["bench"]
+    tables = dict(_TABLES[bench](result)) if bench in _TABLES else {}
+    if bench in _SPREADS:
+        name, units = _SPREADS[bench]
+        rows = (
+            row
+            for key, unit in units.items()
+            for row in _spread_rows(result, result.get(key, {}), unit)
+        )
+        tables[name] = make_table(_SPREAD_HEADS, rows)
     return {name: table for name, table in tables.items() if table.rows}
 
 
@@ -177,42 +193,6 @@ def _fleet_cost(result: Result) -> Iterator[tuple[str, Table]]:
 def _serve(result: Result) -> Iterator[tuple[str, Table]]:
     yield "rates", _spread_table(result, result["tokens_per_second"], "tokens/s")
     yield "ratios", _spread_table(result, result["ratios"])
-
-
-def _attach(result: Result) -> Iterator[tuple[str, Table]]:
-    rows = [
-        *_spread_rows(result, result["milliseconds"], "ms"),
-        *_spread_rows(result, result["ratios"], "times"),
-    ]
-    yield "loads", make_table(_SPREAD_HEADS, rows)
-
-
-def _start(result: Result) -> Iterator[tuple[str, Table]]:
-    yield "first token", _spread_table(result, result["seconds"], "s")
-
-
-def _streams(result: Result) -> Iterator[tuple[str, Table]]:
-    rows = [
-        *_spread_rows(result, result["seconds"], "s"),
-        *_spread_rows(result, result.get("ratios", {}), "times"),
-    ]
-    yield "streams", make_table(_SPREAD_HEADS, rows)
-
-
-def _encryption(result: Result) -> Iterator[tuple[str, Table]]:
-    rows = [
-        *_spread_rows(result, result["ratios"], "times the plain home"),
-        *_spread_rows(result, result["milliseconds"], "ms"),
-    ]
-    yield "encryption", make_table(_SPREAD_HEADS, rows)
-
-
-def _busy(result: Result) -> Iterator[tuple[str, Table]]:
-    rows = [
-        *_spread_rows(result, result["rates"], "a second"),
-        *_spread_rows(result, result["ratios"], "times"),
-    ]
-    yield "rates", make_table(_SPREAD_HEADS, rows)
 
 
 def _soak(result: Result) -> Iterator[tuple[str, Table]]:
@@ -526,17 +506,12 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "catalog": _catalog,
     "fleet-cost": _fleet_cost,
     "serve": _serve,
-    "attach": _attach,
-    "start": _start,
-    "encryption": _encryption,
-    "busy": _busy,
     "soak": _soak,
     "publish": _publish,
     "wave": _wave,
     "weights": _weights,
     "engines": _engines,
     "server": _server,
-    "streams": _streams,
     "page": _page,
     "learn": _learn,
     "edits": _edits,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tinker_server import API, Client, base_names, serving
+from benchmarks.tinker_server import API, Client, serving
 
 _PROMPT = 16
 # Seconds between two samples, so that training goes on.
@@ -35,7 +35,8 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
         client, rng = Client(port, secret), random.Random(1)
         client.post("/api/v1/users/ada", {}, "PUT")
         session = client.post(API + "create_session", {})["session_id"]
-        name = base_names(port, secret)[0]
+        served = client.post(API + "get_server_capabilities", {}, "GET")
+        name = served["supported_models"][0]["model_name"]
         sampler = client.post(
             API + "create_sampling_session",
             {"session_id": session, "sampling_session_seq_id": 0, "base_model": name},

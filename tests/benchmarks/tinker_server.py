@@ -104,13 +104,3 @@ def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tup
     finally:
         server.terminate()
         server.wait(60)
-
-
-def base_names(port: int, secret: str) -> list[str]:
-    """Return the names of the server's base."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(
-        "GET", API + "get_server_capabilities", headers={"Authorization": f"Bearer {secret}"}
-    )
-    models = json.loads(connection.getresponse().read())["supported_models"]
-    return [model["model_name"] for model in models]

@@ -33,7 +33,7 @@ from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
 VARIABLE = "PERSONALPEFT_BENCH_VLLM"
 # More options of the server, such as its share of a GPU's memory.
 OPTIONS = "PERSONALPEFT_BENCH_VLLM_OPTIONS"
-_START_SECONDS, _REPLY_SECONDS, _END_SECONDS = 600, 600, 15
+_START_SECONDS, _REPLY_SECONDS, END_SECONDS = 600, 600, 15
 _WITHOUT = "Leave it out: --without-vllm."
 # Where a proxy is configured, the loopback interface must be reached directly.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -268,7 +268,7 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     try:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(_END_SECONDS)
+            process.wait(END_SECONDS)
     finally:
         # Again for processes that ignored the first signal, also after a second Ctrl-C.
         with suppress(ProcessLookupError):

@@ -83,15 +83,6 @@ def meddle(task: str, state: State, rng: random.Random) -> str | None:
     return rng.choice(actions) if actions else None
 
 
-def erring(policy: Policy, mistake: Policy, rate: float) -> Policy:
-    """Return an agent that makes a mistake with a probability."""
-
-    def choose(task: str, state: State, rng: random.Random) -> str | None:
-        return (mistake if rng.random() < rate else policy)(task, state, rng)
-
-    return choose
-
-
 def action_demonstrations(trajectories: Sequence[Trajectory]) -> list[Demonstration]:
     """Return what an agent does in each different state of its trajectories, grouped by game."""
     found: dict[tuple[str, str], Demonstration] = {}

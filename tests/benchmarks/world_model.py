@@ -30,6 +30,7 @@ from personalpeft_world_model import (
     imagine,
     measure_consistency,
     measure_fidelity,
+    noisy,
     record,
     run_policy,
 )
@@ -98,7 +99,7 @@ class _Bench:
     def clumsy(self) -> Policy:
         """The scripted agent with mistakes."""
         mistake = agents.wander if self.game == "coin" else agents.meddle
-        return agents.erring(self.agent, mistake, _NOISE)
+        return noisy(self.agent, _NOISE, mistake)
 
     def _open(self, seeds: range) -> Sequence[TextWorldGame]:
         return [TextWorldGame(make_game(self.game, seed, self.folder)) for seed in seeds]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+
+import numpy as np
 
 from personalpeft import host
 from personalpeft.adapters.formats.gguf import write_gguf_lora
@@ -12,10 +15,10 @@ from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.llamacpp.batch import Batch
-from personalpeft.backends.llamacpp.binding import ContextParams, LoraAdapter, Model
+from personalpeft.backends.llamacpp.binding import ContextParams, Logits, LoraAdapter, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
-from personalpeft.backends.llamacpp.scoring import Scorer
+from personalpeft.backends.sampler import log_softmax, top_logprobs
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.gguf.writer import resolve_gguf_file
@@ -30,10 +33,16 @@ _MEMORY_SHARE = 1 / 8
 _USUAL_LENGTH, _MIN_CTX = 512, 256
 # Tokens and distributions in one call of scoring; each distribution has the size of the vocabulary.
 _SCORE_BATCH, _SCORE_OUTPUTS = 256, 32
+# The smallest context of an item to score.
+_MIN_SCORE_CTX = 512
 
 
 class LlamaCppBackend(BatchBackend):
-    """See ``personalpeft.backends.base.Backend``. Supports the architectures of ``gguf_names``."""
+    """See ``personalpeft.backends.base.Backend``. Supports the architectures of ``gguf_names``.
+
+    Several threads may score, and take turns by the item. An item has a context of its own. Each call
+    of the library holds the lock alone, so the batch waits for one call at most.
+    """
 
     name = "llamacpp"
     _batch: Batch
@@ -63,8 +72,8 @@ class LlamaCppBackend(BatchBackend):
         self._batch = Batch(
             self._pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
         )
-        params = ContextParams(self.max_length, _SCORE_BATCH, _SCORE_OUTPUTS, names.full)
-        self._scorer = Scorer(params, self._model.new_context, self._lock)
+        self._score_lock = threading.Lock()
+        self._closed = False
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
         return adapter
@@ -85,7 +94,6 @@ class LlamaCppBackend(BatchBackend):
     def clear_cache(self) -> None:
         with self._lock:
             self._batch.clear_cache()
-        self._scorer.clear()
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -95,16 +103,53 @@ class LlamaCppBackend(BatchBackend):
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         adapter = None if stack is None else self._adapters[stack]
-        return self._scorer.score(items, adapter, kl=kl, top=top)
+        return tuple(self._score(item, adapter, kl=kl, top=top) for item in items)
 
     def close(self) -> None:
-        """Free the model and all contexts."""
-        self._scorer.close()
-        with self._lock:
+        """Free the model and all contexts after the item that is being scored."""
+        with self._score_lock, self._lock:
+            self._closed = True
             self._batch.close()
             while self._adapters:
                 self._adapters.popitem()[1].close()
             self._model.close()
+
+    def _score(
+        self, item: Continuation, adapter: LoraAdapter | None, *, kl: bool, top: int
+    ) -> Score:
+        if not item.prompt or not item.completion:
+            raise ValueError("a continuation must have a prompt and a completion")
+        with self._score_lock:
+            if self._closed:
+                raise RuntimeError("the backend is closed")
+            logp = self._read(item, adapter)
+            base_logp = self._read(item, None) if kl else None
+        tokens = logp[np.arange(len(item.completion)), list(item.scored)]
+        divergence = None
+        if base_logp is not None:
+            divergence = float((np.exp(base_logp) * (base_logp - logp)).sum(-1).mean())
+        return Score(
+            float(tokens.mean()), divergence, tuple(tokens.tolist()), top_logprobs(logp, top)
+        )
+
+    def _read(self, item: Continuation, adapter: LoraAdapter | None) -> Logits:
+        """Return ``[completion, vocabulary]`` log-probs at each token of the completion."""
+        tokens = (*item.prompt, *item.completion[:-1])
+        if len(tokens) > self.max_length:
+            raise ValueError(f"{len(tokens)} tokens do not fit in memory: {self.max_length} do")
+        n_ctx = min(self.max_length, max(_MIN_SCORE_CTX, len(tokens)))
+        params = ContextParams(n_ctx, _SCORE_BATCH, _SCORE_OUTPUTS, self._names.full)
+        logp = []
+        start, first = 0, len(item.prompt) - 1
+        with closing(self._model.new_context(params, adapter)) as context:
+            while start < len(tokens):
+                # As many tokens as a call takes, and as many outputs.
+                end = min(start + _SCORE_BATCH, max(start, first) + _SCORE_OUTPUTS, len(tokens))
+                n_outputs = max(0, end - max(start, first))
+                with self._lock:
+                    logp.append(log_softmax(context.decode(tokens[start:end], start, n_outputs)))
+                start = end
+        return np.concatenate(logp)
 
 
 def load_stack(model: Model, names: GgufNames, stack: AdapterStack) -> LoraAdapter:

@@ -46,7 +46,7 @@ class _SlotSequence:
     def decode(self) -> Logits:
         """Compute the next tokens. Return the logits after the last token, if that is included."""
         ids, start, end = self.state.token_ids, self.num_read, self.num_read + self.next_size
-        logits = self.slot.decode(ids[start:end], start, int(end == len(ids)))
+        logits = self.slot.context.decode(ids[start:end], start, int(end == len(ids)))
         self.num_read = end
         return logits
 

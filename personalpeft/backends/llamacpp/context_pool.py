@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.backends.llamacpp.binding import Context, ContextParams, Logits, LoraAdapter
+from personalpeft.backends.llamacpp.binding import Context, ContextParams, LoraAdapter
 from personalpeft.backends.sequence import Tokens
 
 CHUNK = 64
@@ -60,7 +60,7 @@ class SequenceSlot:
         self, adapter: LoraAdapter | None, context: Context, new_context: NewContext
     ) -> None:
         self.adapter, self._new_context = adapter, new_context
-        self._context = context
+        self.context = context
         self._owner = ""
         self._cached: Tokens = ()
         self.in_use = False
@@ -68,7 +68,7 @@ class SequenceSlot:
     @property
     def n_ctx(self) -> int:
         """How many tokens it has room for."""
-        return self._context.params.n_ctx
+        return self.context.params.n_ctx
 
     @property
     def num_cached(self) -> int:
@@ -95,27 +95,23 @@ class SequenceSlot:
         num_cached = self._truncate(len(tokens) // CHUNK * CHUNK)
         self._owner, self._cached, self.in_use = owner, tokens[:num_cached], False
 
-    def decode(self, tokens: Sequence[int], start: int, n_outputs: int) -> Logits:
-        """See ``Context.decode``."""
-        return self._context.decode(tokens, start, n_outputs)
-
     def set_adapter(self, adapter: LoraAdapter | None) -> None:
         """Compute with another adapter from now on. The cached prompt is dropped."""
         self._cached = ()
         if adapter is not self.adapter:
-            self._context.set_adapter(adapter)
+            self.context.set_adapter(adapter)
             self.adapter = adapter
 
     def grow(self, n_ctx: int) -> None:
         """Move into a context of another size, with all that it holds."""
-        old = self._context
+        old = self.context
         new = self._new_context(replace(old.params, n_ctx=n_ctx), self.adapter)
         try:
             new.set_state(old.get_state())
         except BaseException:
             new.close()
             raise
-        self._context = new
+        self.context = new
         old.clear()
         old.close()
 
@@ -126,14 +122,14 @@ class SequenceSlot:
             self.grow(self.n_ctx)
         else:
             self._cached = ()
-            self._context.clear()
+            self.context.clear()
 
     def close(self) -> None:
         """Free its memory."""
-        self._context.close()
+        self.context.close()
 
     def _truncate(self, length: int) -> int:
-        return length if self._context.truncate(length) else 0
+        return length if self.context.truncate(length) else 0
 
 
 class ContextPool:

@@ -5,22 +5,14 @@ Transformers has the model code of bases that ``llama`` does not compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from personalpeft.adapters.types import AdapterStack
-from personalpeft.backends.base import (
-    Continuation,
-    ForwardResult,
-    Loss,
-    Score,
-    Session,
-    SessionSpec,
-    StagedStack,
-)
+from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
@@ -42,11 +34,7 @@ from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.logprobs import read_outputs
 from personalpeft.backends.torch.training.packing import group_by_prefix
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
-from personalpeft.backends.torch.training.session import (
-    TorchSession,
-    advance,
-    forward_backward,
-)
+from personalpeft.backends.torch.training.session import TorchSession, TrainingPasses
 from personalpeft.base_models.mapped_weights import map_weights
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
@@ -64,7 +52,7 @@ _TOKENS_A_ROW = 512
 _MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
-class TorchBackend(BatchBackend):
+class TorchBackend(BatchBackend, TrainingPasses):
     """See ``Backend``. Supports transformers models with the card's target modules.
 
     Args:
@@ -119,7 +107,7 @@ class TorchBackend(BatchBackend):
         self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)
         self.slots = slots or default_slots(base.architecture, where, rows)
         self._bank = LoRABank(base.architecture, self.slots, ops)
-        num_blocks = _num_blocks(self._model, self.rows)
+        num_blocks = default_num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
         graphs, recorded = _try_graphs(self._model, self._bank, kv_cache, record)
@@ -183,40 +171,6 @@ class TorchBackend(BatchBackend):
     def session(self, spec: SessionSpec) -> Session:
         return TorchSession(self._model, self._bank, self._references, spec)
 
-    def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
-    ) -> tuple[float, ...]:
-        return advance(self._model, self._own(sessions), terms, rates)
-
-    def forward_backward(
-        self,
-        sessions: Sequence[Session],
-        terms: Sequence[Sequence[Loss]],
-        *,
-        backward: bool = True,
-        logprobs: bool = False,
-        between: Callable[[], None] = lambda: None,
-    ) -> tuple[tuple[ForwardResult, ...], ...]:
-        return forward_backward(
-            self._model,
-            self._own(sessions),
-            terms,
-            backward=backward,
-            logprobs=logprobs,
-            between=between,
-        )
-
-    def _own(self, sessions: Sequence[Session]) -> list[TorchSession]:
-        """Return the sessions, checked. Raises ``ValueError``."""
-        own = dict.fromkeys(
-            session
-            for session in sessions
-            if isinstance(session, TorchSession) and session.is_open_on(self._model)
-        )
-        if len(own) < len(sessions):
-            raise ValueError("sessions must be distinct open sessions of this backend")
-        return list(own)
-
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
@@ -235,7 +189,7 @@ def _try_graphs(
     return (None if graphs.failure else graphs), graphs.description
 
 
-def _num_blocks(model: ModelRunner, rows: int) -> int:
+def default_num_blocks(model: ModelRunner, rows: int) -> int:
     """Return the number of cache blocks, as far as the memory allows.
 
     On a GPU each row may have the base's context. On a CPU one row may, and the others a part.

@@ -112,6 +112,10 @@ class ProductChoice:
     kind: ProductKind
     rows: RowCounts | None
 
+    def apply(self, product: Product, x: Tensor) -> Tensor:
+        """Compute a product of this kind, of ``[rows, inputs]``."""
+        return product(x) if self.rows is None else self.rows.apply(product, x)
+
 
 _CHOICES = TypeAdapter(dict[str, ProductChoice])
 
@@ -176,10 +180,10 @@ class BatchInvariantProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser) -> None:
         self._outputs, inputs = weight.shape
-        choice = chooser.choose(ProductShape(inputs, self._outputs, weight.dtype, bias is not None))
-        self.is_packed = choice.kind is ProductKind.PACKED
-        self._rows = choice.rows
-        self._product, self._weight = _make_product(choice.kind, weight, bias)
+        shape = ProductShape(inputs, self._outputs, weight.dtype, bias is not None)
+        self._choice = chooser.choose(shape)
+        self.is_packed = self._choice.kind is ProductKind.PACKED
+        self._product, self._weight = _make_product(self._choice.kind, weight, bias)
 
     @property
     def weight(self) -> Tensor:
@@ -187,8 +191,7 @@ class BatchInvariantProduct:
         return self._weight.to_dense() if self.is_packed else self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        y = self._product(rows) if self._rows is None else self._rows.apply(self._product, rows)
+        y = self._choice.apply(self._product, x.reshape(-1, x.shape[-1]))
         return y.view(*x.shape[:-1], self._outputs)
 
 
@@ -202,6 +205,11 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
     if kind is ProductKind.TRANSPOSED:
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else x @ transposed + bias, weight
+    return make_packed_product(weight, bias)
+
+
+def make_packed_product(weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+    """Return a product with weights in oneDNN's own order, and these weights."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda x: multiply(x, packed, bias, "none", [], ""), packed

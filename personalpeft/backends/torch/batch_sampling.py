@@ -130,13 +130,7 @@ def draw_tokens(
 def _compute_logprobs(logits: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     """Return the log-probs of some rows' tokens, and of the likeliest tokens; none without rows.
 
-    Args:
-        logits: ``[rows, vocabulary]``.
-        tokens: That of each row.
-        rows: The rows.
-
-    Returns:
-        Log-probs ``[n]``, the largest log-probs ``[n, k]`` and their tokens ``[n, k]``.
+    They are log-probs ``[n]``, the largest log-probs ``[n, k]`` and their tokens ``[n, k]``.
     """
     if not len(rows):
         return ()

@@ -11,7 +11,8 @@ keeps alive. Padding rows use a spare block of the cache, and change no bit of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -159,72 +160,52 @@ class DecodeGraphs:
         padded = inputs.padded(*shape, self._kv_cache.spare_block)
         key = *shape, adapted
         step = self._steps.get(key)
-        is_new = step is None
         if step is None:
-            step = self._steps[key] = _PaddedStep(
-                self._model, self._bank, self._kv_cache, padded, adapted=adapted
-            )
-        step.fill(padded)
-        if not is_new and self.failure is None:
+            step = self._steps[key] = self._prepare(padded, adapted=adapted)
+            return step.run()[:rows]
+        # First: a recorder may compute the step, and former inputs would overwrite blocks that other
+        # rows have taken since.
+        step.buffer.fill(padded)
+        if step.recording is None and self.failure is None:
             try:
-                step.record(self._record)
+                step.recording, step.tables = self._record(step.run), self._model.rotary_tables()
             except RuntimeError as error:
                 self.failure = str(error).strip().splitlines()[0]
                 _log.warning("Steps are not recorded any more: %s", self.failure)
-        return step.run(replay=self.failure is None)[:rows]
-
-
-class _PaddedStep:
-    """The step of one padded shape, with its inputs on the device."""
-
-    def __init__(
-        self,
-        model: ModelRunner,
-        bank: LoRABank,
-        kv_cache: PagedKVCache,
-        inputs: DecodeInputs,
-        *,
-        adapted: bool,
-    ) -> None:
-        device, length = model.where.device, inputs.block_table.shape[1] * KV_BLOCK_SIZE
-        self._model = model
-        self._buffer = InputBuffer(inputs, device)
-        tokens, positions, kv_indices, slots, lengths, block_table = self._buffer.tensors
-        reads = torch.arange(len(tokens), device=device)
-        active = bank.batched_lora(slots) if adapted else None
-
-        def step() -> Tensor:
-            metadata = AttentionMetadata(kv_indices, block_table, lengths)
-            batch = ForwardContext(kv_cache, metadata, ())
-            return model.step(tokens, positions, reads, batch, active, length=length)
-
-        self._step: Step = step
-        self._recording: Recording | None = None
-        # The model replaces a table that becomes too short. A recording reads the former one.
-        self._tables: list[Tensor] = []
-
-    def fill(self, inputs: DecodeInputs) -> None:
-        """Copy inputs of this shape to the device."""
-        self._buffer.fill(inputs)
-
-    def record(self, record: Recorder) -> None:
-        """Record the step, unless it is. It must have run once, which compiles its kernels.
-
-        The buffer has the next inputs: a recorder may compute the step, and former inputs would
-        overwrite blocks that other rows have taken since.
-        """
-        if self._recording is None:
-            self._recording = record(self._step)
-            self._tables = self._model.rotary_tables()
-
-    def run(self, *, replay: bool) -> Tensor:
-        """Queue the step, from its recording if there is one."""
-        if self._recording is None or not replay:
-            return self._step()
+        if step.recording is None or self.failure is not None:
+            return step.run()[:rows]
         # Without the model's lock: it reads no adapters that a pass activates. On a GPU its kernels
         # go between those of a pass.
-        self._recording.replay()
-        return self._recording.logits
+        step.recording.replay()
+        return step.recording.logits[:rows]
+
+    def _prepare(self, inputs: DecodeInputs, *, adapted: bool) -> _PaddedStep:
+        """Return the step of one padded shape. It has not run, which compiles its kernels."""
+        device, length = self._model.where.device, inputs.block_table.shape[1] * KV_BLOCK_SIZE
+        buffer = InputBuffer(inputs, device)
+        tokens, positions, kv_indices, slots, lengths, block_table = buffer.tensors
+        reads = torch.arange(len(tokens), device=device)
+        active = self._bank.batched_lora(slots) if adapted else None
+
+        def run() -> Tensor:
+            metadata = AttentionMetadata(kv_indices, block_table, lengths)
+            batch = ForwardContext(self._kv_cache, metadata, ())
+            return self._model.step(tokens, positions, reads, batch, active, length=length)
+
+        return _PaddedStep(buffer, run)
+
+
+@dataclass(slots=True)
+class _PaddedStep:
+    """The step of one padded shape, with its inputs on the device.
+
+    ``tables`` are those that the recording reads. The model replaces one that becomes too short.
+    """
+
+    buffer: InputBuffer
+    run: Step
+    recording: Recording | None = None
+    tables: Sequence[Tensor] = ()
 
 
 def _padded_rows(rows: int) -> int:

@@ -38,6 +38,7 @@ class InputBuffer:
         packed, sizes = _pack(arrays)
         self._bytes = torch.zeros(len(packed), dtype=torch.uint8, device=device)
         self.tensors = _unpack(self._bytes, arrays, sizes)
+        self.fill(arrays)
 
     def fill(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Copy arrays of the same shapes in one transfer, for which nothing waits."""

@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from personalpeft.backends.torch.kv_cache import paged_attention_forward
-from personalpeft.base_models.files import weight_files
+from personalpeft.base_models.files import head_sizes, weights_of
 
 _HEAD = "lm_head.weight"
 
@@ -55,15 +55,15 @@ class LlamaConfig:
         )
         if not supported:
             return None
-        heads = int(config["num_attention_heads"])
+        heads, kv_heads, head_dim = head_sizes(config)
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
             intermediate_size=int(config["intermediate_size"]),
             num_hidden_layers=int(config["num_hidden_layers"]),
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(rope["rope_theta"]),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -72,18 +72,6 @@ class LlamaConfig:
     def get_text_config(self) -> Self:
         """Return the decoder's part of the configuration, which is all of it."""
         return self
-
-
-class HiddenStates(NamedTuple):
-    """States ``[1, tokens, size]`` after the last norm."""
-
-    last_hidden_state: Tensor
-
-
-class Logits(NamedTuple):
-    """Logits ``[1, tokens, vocabulary]``."""
-
-    logits: Tensor
 
 
 def empty_llama(folder: Path) -> LlamaForCausalLM | None:
@@ -103,7 +91,7 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
     if model is None:
         return None
     config = model.config
-    weights = _read_weights(folder)
+    weights = dict(weights_of(folder))
     tied = config.tie_word_embeddings and _HEAD not in weights
     expected = {
         name: parameter.shape
@@ -118,15 +106,6 @@ def load_llama(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM | None:
         # One parameter, so a move to a device copies it once.
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files, mapped into memory."""
-    weights: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        with safe_open(file, "pt") as tensors:
-            weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-    return weights
 
 
 class _Linear(nn.Linear):
@@ -158,10 +137,13 @@ class LlamaForCausalLM(nn.Module):
     def set_output_embeddings(self, head: nn.Module) -> None:
         self.lm_head = head
 
-    def forward(self, logits_to_keep: Tensor, **inputs: Any) -> Logits:
-        """Return the logits of the tokens at ``logits_to_keep``. See ``LlamaModel.forward``."""
+    def forward(self, logits_to_keep: Tensor, **inputs: Any) -> SimpleNamespace:
+        """Return ``logits`` of the tokens at ``logits_to_keep``, ``[1, tokens, vocabulary]``.
+
+        See ``LlamaModel.forward``.
+        """
         hidden = self.model(**inputs).last_hidden_state
-        return Logits(self.lm_head(hidden[:, logits_to_keep, :]))
+        return SimpleNamespace(logits=self.lm_head(hidden[:, logits_to_keep, :]))
 
 
 class LlamaModel(nn.Module):
@@ -178,8 +160,8 @@ class LlamaModel(nn.Module):
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False, **attention: Any
-    ) -> HiddenStates:
-        """Return the states of tokens.
+    ) -> SimpleNamespace:
+        """Return ``last_hidden_state`` of tokens, after the last norm, ``[1, tokens, size]``.
 
         Args:
             input_ids: ``[1, tokens]``.
@@ -191,7 +173,7 @@ class LlamaModel(nn.Module):
         embeddings = self.rotary_emb(hidden, position_ids=position_ids)
         for layer in self.layers:
             hidden = layer(hidden, embeddings, attention)
-        return HiddenStates(self.norm(hidden))
+        return SimpleNamespace(last_hidden_state=self.norm(hidden))
 
 
 class LlamaDecoderLayer(nn.Module):

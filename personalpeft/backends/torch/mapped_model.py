@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,15 +20,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from personalpeft.backends.torch.batch_invariant_matmul import (
-    Product,
+    ProductChoice,
     ProductChooser,
     ProductKind,
     ProductShape,
-    RowCounts,
 )
 from personalpeft.backends.torch.lora_layers import FrozenLinear, LinearFactory
 from personalpeft.backends.torch.ops.base import Ops
-from personalpeft.base_models.mapped_weights import MappedMatrix, MappedWeights
+from personalpeft.base_models.mapped_weights import MappedTensor, MappedWeights
 from personalpeft.errors import WeightsError
 
 # Numbers of a part: 2 MB in bfloat16.
@@ -51,56 +49,24 @@ class Unpacker:
         self.ops, self.chooser = ops, chooser
         self._buffer = torch.empty(0, dtype=ops.dtype)
 
-    def rows(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
-        """Return rows of matrices below each other, valid until the next call.
+    def part(self, matrices: Sequence[MappedTensor], rows: slice, columns: slice) -> Tensor:
+        """Return a part of matrices below each other, valid until the next call.
 
         Args:
             matrices: Matrices with equally many columns. Rows are numbered through all of them.
-            begin: The first row.
-            end: The row after the last one.
-
-        Returns:
-            ``[end - begin, columns]``.
+            rows: The rows; both ends are given.
+            columns: The columns; both ends are given.
         """
-        columns = matrices[0].shape[1]
-        out = self._take(end - begin, columns)
+        out = self._take(rows.stop - rows.start, columns.stop - columns.start)
         first = 0
         for matrix in matrices:
             last = first + matrix.shape[0]
-            low, high = max(begin, first), min(end, last)
+            low, high = max(rows.start, first), min(rows.stop, last)
             if low < high:
-                part = out[low - begin : high - begin]
-                rows = slice(low - first, high - first)
-                self.ops.unpack(matrix, rows, slice(0, columns), part)
+                part = out[low - rows.start : high - rows.start]
+                self.ops.unpack(matrix, slice(low - first, high - first), columns, part)
             first = last
         return out
-
-    def columns(self, matrices: Sequence[MappedMatrix], begin: int, end: int) -> Tensor:
-        """Return columns of matrices below each other, valid until the next call.
-
-        Args:
-            matrices: Matrices with equally many columns.
-            begin: The first column.
-            end: The column after the last one.
-
-        Returns:
-            ``[rows of all matrices, end - begin]``.
-        """
-        ends = list(accumulate(matrix.shape[0] for matrix in matrices))
-        out = self._take(ends[-1], end - begin)
-        for matrix, first, last in zip(matrices, (0, *ends), ends, strict=False):
-            self.ops.unpack(matrix, slice(0, matrix.shape[0]), slice(begin, end), out[first:last])
-        return out
-
-    def row(self, matrix: MappedMatrix, row: int, out: Tensor) -> None:
-        """Unpack one row of a matrix.
-
-        Args:
-            matrix: The matrix.
-            row: The number of the row.
-            out: Where it is written, ``[1, columns]``.
-        """
-        self.ops.unpack(matrix, slice(row, row + 1), slice(0, matrix.shape[1]), out)
 
     def _take(self, rows: int, columns: int) -> Tensor:
         if rows * columns > self._buffer.numel():
@@ -120,7 +86,7 @@ class MappedLinear(FrozenLinear):
     """
 
     def __init__(
-        self, matrices: Sequence[MappedMatrix], bias: Tensor | None, unpacker: Unpacker
+        self, matrices: Sequence[MappedTensor], bias: Tensor | None, unpacker: Unpacker
     ) -> None:
         super().__init__()
         self._matrices, self._unpacker = tuple(matrices), unpacker
@@ -129,54 +95,52 @@ class MappedLinear(FrozenLinear):
         self._outputs = sum(matrix.shape[0] for matrix in matrices)
         if any(matrix.shape[1] != self._inputs for matrix in matrices):
             raise ValueError("matrices of one layer must have the same columns")
-        self._output_parts = _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
-        self._input_parts = _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
         # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
-        self._forward_rows = [
-            self._row_counts(self._inputs, end - begin, ProductKind.PLAIN)
-            for begin, end in self._output_parts
+        self._output_parts = [
+            (part, self._choose(self._inputs, part.stop - part.start, ProductKind.PLAIN))
+            for part in _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
         ]
-        self._backward_rows = [
-            self._row_counts(self._outputs, end - begin, ProductKind.TRANSPOSED)
-            for begin, end in self._input_parts
+        self._input_parts = [
+            (part, self._choose(self._outputs, part.stop - part.start, ProductKind.TRANSPOSED))
+            for part in _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
         ]
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = _filled(x.reshape(-1, self._inputs))
         y = rows.new_empty((len(rows), self._outputs))
-        for (begin, end), counts in zip(self._output_parts, self._forward_rows, strict=True):
-            weight = self._unpacker.rows(self._matrices, begin, end)
-            bias = None if self.bias is None else self.bias[begin:end]
-            y[:, begin:end] = _apply(counts, partial(linear, weight=weight, bias=bias), rows)
+        for part, choice in self._output_parts:
+            weight = self._unpacker.part(self._matrices, part, slice(0, self._inputs))
+            bias = None if self.bias is None else self.bias[part]
+            y[:, part] = choice.apply(partial(linear, weight=weight, bias=bias), rows)
         return y[: x.numel() // self._inputs].view(*x.shape[:-1], self._outputs)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
         rows = _filled(grad.reshape(-1, self._outputs))
         inputs = rows.new_empty((len(rows), self._inputs))
-        for (begin, end), counts in zip(self._input_parts, self._backward_rows, strict=True):
-            weight = self._unpacker.columns(self._matrices, begin, end)
-            inputs[:, begin:end] = _apply(counts, partial(torch.mm, mat2=weight), rows)
+        for part, choice in self._input_parts:
+            weight = self._unpacker.part(self._matrices, slice(0, self._outputs), part)
+            inputs[:, part] = choice.apply(partial(torch.mm, mat2=weight), rows)
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
-    def _row_counts(self, inputs: int, outputs: int, kind: ProductKind) -> RowCounts | None:
+    def _choose(self, inputs: int, outputs: int, kind: ProductKind) -> ProductChoice:
         bias = self.bias is not None and kind is ProductKind.PLAIN
         shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
-        return self._unpacker.chooser.choose(shape).rows
+        return self._unpacker.chooser.choose(shape)
 
 
 class MappedEmbedding(nn.Module):
     """The embeddings of tokens; ``scale`` multiplies them (Gemma)."""
 
-    def __init__(self, matrix: MappedMatrix, scale: Tensor | None, unpacker: Unpacker) -> None:
+    def __init__(self, matrix: MappedTensor, scale: Tensor | None, ops: Ops) -> None:
         super().__init__()
-        self._matrix, self._unpacker = matrix, unpacker
-        self._scale = scale
+        self._matrix, self._scale, self._ops = matrix, scale, ops
 
     def forward(self, tokens: Tensor) -> Tensor:
         known, places = tokens.unique(return_inverse=True)
-        rows = torch.empty((len(known), self._matrix.shape[1]), dtype=self._unpacker.ops.dtype)
-        for number, token in enumerate(known.tolist()):
-            self._unpacker.row(self._matrix, token, rows[number : number + 1])
+        columns = self._matrix.columns
+        rows = torch.empty((len(known), columns), dtype=self._ops.dtype)
+        for row, token in zip(rows.split(1), known.tolist(), strict=True):
+            self._ops.unpack(self._matrix, slice(token, token + 1), slice(0, columns), row)
         embeddings = rows[places]
         return embeddings if self._scale is None else embeddings * self._scale
 
@@ -221,7 +185,7 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
                     )
                 scale = getattr(part, "scalar_embed_scale", None)
                 scaled = None if scale is None else torch.tensor(scale, dtype=unpacker.ops.dtype)
-                _replace(module, path, MappedEmbedding(matrix, scaled, unpacker))
+                _replace(module, path, MappedEmbedding(matrix, scaled, unpacker.ops))
             elif type(part).__name__.endswith("RotaryEmbedding"):
                 # Its tables are computed, not stored.
                 _replace(module, path, _on_cpu(part))
@@ -241,14 +205,13 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
     """Raise ``WeightsError`` unless each format of the file is unpacked as the reference does."""
     reference = Ops(ops.device, ops.dtype)
     for matrix in weights.examples():
-        columns = matrix.shape[1]
+        columns = matrix.columns
         found, expected = (torch.empty((1, columns), dtype=ops.dtype) for _ in range(2))
         ops.unpack(matrix, slice(0, 1), slice(0, columns), found)
         reference.unpack(matrix, slice(0, 1), slice(0, columns), expected)
         if not torch.equal(found, expected):
             raise WeightsError(
-                f"The compiled kernel unpacks {matrix.tensor.format.name} wrongly on this"
-                " processor.",
+                f"The compiled kernel unpacks {matrix.format.name} wrongly on this processor.",
                 hint="Set PERSONALPEFT_KERNELS=plain.",
             )
 
@@ -283,15 +246,11 @@ def _replace(module: nn.Module, path: str, part: nn.Module) -> None:
     setattr(module.get_submodule(parent), name, part)
 
 
-def _parts(size: int, most: int, step: int) -> list[tuple[int, int]]:
+def _parts(size: int, most: int, step: int) -> list[slice]:
     """Cut ``size`` into equal parts of whole steps, of at most ``most`` where a step allows it."""
     count = -(-size // max(most, 1))
     length = max(-(-size // count) // step, 1) * step
-    return [(begin, min(begin + length, size)) for begin in range(0, size, length)]
-
-
-def _apply(counts: RowCounts | None, product: Product, rows: Tensor) -> Tensor:
-    return product(rows) if counts is None else counts.apply(product, rows)
+    return [slice(begin, min(begin + length, size)) for begin in range(0, size, length)]
 
 
 def _filled(rows: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ from personalpeft.types import Architecture
 
 # Activations of one pass beyond these bytes are computed twice instead of kept: with weights in
 # memory, and with weights in the base's file, which are chosen to save memory.
-_LOADED_ACTIVATIONS, _MAPPED_ACTIVATIONS = 512 * 2**20, 96 * 2**20
+LOADED_ACTIVATIONS, MAPPED_ACTIVATIONS = 512 * 2**20, 96 * 2**20
 
 # Hidden states whose logits are computed at a time. A head is as slow as several blocks. A mapped
 # one is unpacked each time.
@@ -99,7 +99,7 @@ class ModelRunner:
         self._checkpoints = BlockCheckpoints(
             list(self.module.get_submodule(base.architecture.block_path))
         )
-        kept = _LOADED_ACTIVATIONS if mapped is None else _MAPPED_ACTIVATIONS
+        kept = LOADED_ACTIVATIONS if mapped is None else MAPPED_ACTIVATIONS
         self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
         self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
 

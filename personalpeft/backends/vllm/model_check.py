@@ -36,7 +36,7 @@ _PROMPT = (
 _REPLY_TOKENS = 24
 # Mean nats per token. bfloat16 explains a tenth of it. Another model of the family differs by
 # several times as much.
-_MAX_DIFFERENCE = 0.25
+MAX_DIFFERENCE = 0.25
 LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens, each with its log-prob (nats)."""
 
@@ -94,7 +94,7 @@ class ModelCheck:
             raise self._mismatch(base_name, "it generates nothing after a fixed text")
         # In a thread: torch may have to be loaded.
         difference = await asyncio.to_thread(self._compare, trace)
-        if difference > _MAX_DIFFERENCE:
+        if difference > MAX_DIFFERENCE:
             raise self._mismatch(
                 base_name, f"its log-probs differ by {difference:.2f} nats a token"
             )
@@ -121,7 +121,7 @@ class ModelCheck:
             abs(own - theirs) for (_, own), (_, theirs) in zip(ours, trace, strict=True)
         )
         # Traces of another base would only replace the right one.
-        if not cached and difference <= _MAX_DIFFERENCE:
+        if not cached and difference <= MAX_DIFFERENCE:
             # Without a cache, torch is asked again the next time.
             with suppress(OSError):
                 write_file_atomically(self._cache_file, _TRACE.dump_json(ours))

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 # What a gateway answers while a server starts or is full.
 _TEMPORARY = frozenset({429, 502, 503, 504})
-_CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _MAX_MESSAGE = 300
 _START_HINT = "Start it, or set PERSONALPEFT_VLLM_URL to its address; see docs/how-to/engines.md."
@@ -67,7 +67,7 @@ class Transport:
         self._client = httpx2.AsyncClient(
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.token}"} if server.token else {},
-            timeout=httpx2.Timeout(server.timeout, connect=_CONNECT_SECONDS, pool=None),
+            timeout=httpx2.Timeout(server.timeout, connect=CONNECT_SECONDS, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             verify=_ssl_context(server),
             # A proxy for other hosts must not get requests to this machine.
@@ -161,7 +161,7 @@ class Transport:
         self, method: str, path: str, body: Any, patience: float | None, timeout: float | None
     ) -> httpx2.Response:
         """Return a response whose body is unread. The caller closes it."""
-        limits = httpx2.Timeout(timeout or self.server.timeout, connect=_CONNECT_SECONDS, pool=None)
+        limits = httpx2.Timeout(timeout or self.server.timeout, connect=CONNECT_SECONDS, pool=None)
         pause = _FIRST_PAUSE
         deadline = time.monotonic() + (self.server.patience if patience is None else patience)
         while True:
@@ -231,7 +231,7 @@ class Transport:
             )
         if isinstance(error, httpx2.ConnectTimeout):
             # Not Unreachable: a busy server still has its stacks.
-            return self._error(f"cannot be reached within {_CONNECT_SECONDS:g} s", _START_HINT)
+            return self._error(f"cannot be reached within {CONNECT_SECONDS:g} s", _START_HINT)
         if isinstance(error, httpx2.ConnectError):
             return self._error("cannot be reached", _START_HINT, Unreachable)
         return self._error(f"broke off: {error}", _LOG_HINT, ConnectionLost)

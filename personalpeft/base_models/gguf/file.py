@@ -11,7 +11,7 @@ from personalpeft.base_models.cache import cached_entry
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import gguf_parts
 from personalpeft.base_models.types import ModelCard
-from personalpeft.types import Json, canonical_digest
+from personalpeft.types import canonical_digest
 
 CACHED_FILE = "base.gguf"
 """The name of a GGUF file in an entry of the cache."""
@@ -44,9 +44,8 @@ def source_gguf_file(card: ModelCard) -> Path | None:
     return parts[0] if len(parts) == 1 else None
 
 
-def _join(parts: Sequence[Path], into: Path) -> Json:
+def _join(parts: Sequence[Path], into: Path) -> None:
     with (into / CACHED_FILE).open("wb") as whole:
         for part in parts:
             with part.open("rb") as source:
                 shutil.copyfileobj(source, whole, _BLOCK)
-    return {}

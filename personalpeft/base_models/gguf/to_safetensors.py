@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from personalpeft.base_models.gguf.mapped import MappedTensor, Numbers
+from personalpeft.base_models.files import MANIFEST, SINGLE
 from personalpeft.base_models.gguf.tensor_names import ARCHITECTURES, GgufNames
-from personalpeft.base_models.mapped_weights import MappedWeights
+from personalpeft.base_models.mapped_weights import MappedWeights, Numbers, map_gguf
 from personalpeft.errors import WeightsError
+from personalpeft.types import Progress
 
 # Numbers that are unpacked at a time.
 _NUMBERS = 1 << 22
@@ -25,26 +27,27 @@ _NUMBERS = 1 << 22
 _FLOAT32, _BFLOAT16 = ("F32", 4), ("BF16", 2)
 
 
-def unpack_weights(
-    config: Any,
-    tensors: Mapping[str, MappedTensor],
-    file: Path,
-    report: Callable[[float], None],
-    *,
-    full: bool,
+def unpack_gguf(
+    file: Path, config_folder: Path, into: Path, report: Progress, *, full: bool
 ) -> None:
-    """Write a file's weights under transformers' names.
+    """Dequantise a GGUF file to safetensors beside its config, tokenizer and template.
 
     Args:
-        config: The configuration of transformers, as the file's model has it.
-        tensors: The tensors of the GGUF file.
-        file: The new safetensors file.
-        report: Called with the share that is done, 0 to 1.
+        file: The file.
+        config_folder: The folder that ``write_gguf_config`` wrote.
+        into: An empty folder.
+        report: Called with the stage and its progress, 0 to 1.
         full: Whether to write float32, the file's own numbers, instead of bfloat16.
 
     Raises:
         WeightsError: The architecture is not supported, or a weight is missing or has another shape.
     """
+    from transformers import AutoConfig
+
+    for each in config_folder.iterdir():
+        if each.name != MANIFEST:
+            shutil.copyfile(each, into / each.name)
+    config = AutoConfig.from_pretrained(str(config_folder), local_files_only=True)
     if config.model_type not in ARCHITECTURES:
         raise WeightsError(
             f"A GGUF file must be of {', '.join(ARCHITECTURES)} to be a base; this one is of "
@@ -52,9 +55,9 @@ def unpack_weights(
             hint="Give a folder in Hugging Face format instead.",
         )
     names = GgufNames.of_config(config.model_type, config.to_dict(), config.num_hidden_layers, "")
-    weights, shapes = MappedWeights(tensors, names), _shapes(config)
+    weights, shapes = MappedWeights(map_gguf(file), names), _shapes(config)
     total, done = sum(map(math.prod, shapes.values())), 0
-    with file.open("wb") as out:
+    with (into / SINGLE).open("wb") as out:
         out.write(_header(shapes, *(_FLOAT32 if full else _BFLOAT16)))
         for name, shape in shapes.items():
             if weights.shape(name) != shape:
@@ -65,7 +68,7 @@ def unpack_weights(
             for rows in weights.parts(name, _NUMBERS):
                 out.write(rows.tobytes() if full else _to_bfloat16(rows))
                 done += rows.size
-                report(done / total)
+                report("Unpacking the weights", done / total)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ similar one llama.cpp would load the file and tokenize texts wrongly.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.base_models.cache import cached_entry
-from personalpeft.base_models.files import head_sizes, read_json, weight_files
+from personalpeft.base_models.files import head_sizes, read_json, weights_of
 from personalpeft.base_models.gguf.file import CACHED_FILE, gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
-from personalpeft.types import Json, canonical_digest
+from personalpeft.types import canonical_digest
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -59,13 +59,14 @@ def resolve_gguf_file(base: Base, names: GgufNames) -> Path:
     """
     if file := gguf_file(base.card, base.cache):
         return file
-
-    def make(into: Path) -> Json:
-        write_gguf(base, names, into / CACHED_FILE)
-        return {}
-
-    key = canonical_digest([base.digest, "gguf"])
-    return cached_entry(base.card, key, f"{FORMAT}.0", base.cache, make).folder / CACHED_FILE
+    entry = cached_entry(
+        base.card,
+        canonical_digest([base.digest, "gguf"]),
+        f"{FORMAT}.0",
+        base.cache,
+        lambda into: write_gguf(base, names, into / CACHED_FILE),
+    )
+    return entry.folder / CACHED_FILE
 
 
 def write_gguf(
@@ -108,16 +109,6 @@ def write_gguf(
         _write_weights(writer, names, weights or partial(weights_of, base.folder))
     finally:
         writer.close()
-
-
-def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights of a folder's model under transformers' names, one at a time."""
-    from safetensors import safe_open
-
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as tensors:
-            for name in sorted(tensors.keys()):
-                yield name, tensors.get_tensor(name)
 
 
 def _check(base: Base, names: GgufNames) -> None:

@@ -21,10 +21,10 @@ from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
     ContextDistillationLoss,
     ContinuationEncoder,
+    KLRegularizer,
     KTOLoss,
     SFTLoss,
     build_lesson_losses,
-    make_kl_regularizer,
 )
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.items import Memory, fact_texts
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 # Lessons of one group that follow each other. More read less, and make a step less varied.
 _GROUP_RUN = 4
+# A general reply is held up to here. What follows depends on it, and takes time.
+_KL_TOKENS = 12
 Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 """By fact and question."""
 
@@ -57,12 +59,13 @@ def build_batches(
     def encode_plain(prompt: str, reply: str) -> Continuation:
         return encode([Message("user", prompt)], reply)
 
-    kl_weight = config.kl_weight / max(1, config.kl_prompts)
-    regularizers = [
-        make_kl_regularizer(encode_plain(prompt, reply), kl_weight, prompt in replies.free_start)
-        for prompt, reply in replies.plain
-        if reply
-    ]
+    def regularize(prompt: str, reply: str) -> KLRegularizer:
+        item = encode_plain(prompt, reply)
+        held = Continuation(item.prompt, item.completion[:_KL_TOKENS])
+        start = min(prompt in replies.free_start, len(held.completion) - 1)
+        return KLRegularizer(held, start, config.kl_weight / max(1, config.kl_prompts))
+
+    regularizers = [regularize(prompt, reply) for prompt, reply in replies.plain if reply]
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
     few_shot = [
         ContextDistillationLoss(

@@ -25,7 +25,7 @@ from personalpeft.memory.words import split_tokens, split_words
 
 _SLOT = "{x}"
 # Before and after a question, in any language of the bank.
-_PUNCTUATION = "¿?？؟.。 "
+_PUNCTUATION = "¿?？؟.。। "
 
 # Cosine of MiniLM: the mean for the text and the question.
 _MIN_SIMILARITY = 0.25

@@ -195,11 +195,6 @@ class Assignment:
     superseded_by: str | None = None
     extra_examples: tuple[Lesson, ...] = ()
 
-    @property
-    def why(self) -> str:
-        """The reason in words."""
-        return str(self.reason)
-
 
 def load_assignments(
     store: Store, user: str, *, until: int | None = None
@@ -220,11 +215,8 @@ def load_assignments(
     continued = store.ledger.continued(user, [each.id for each in turns], until=until)
     # Former ones count too: a reply does not lose a fact by its retraction.
     former = store.ledger.signals(user, kinds=PROMPT_KINDS, current=False, until=until)
-    forbidden = frozenset(each.id for each in former if each.forbids_training)
     turn_of = cache(partial(store.ledger.turn, user))
-    return assign(
-        signals, turn_of, turns=turns, continued=continued, former=former, forbidden=forbidden
-    )
+    return assign(signals, turn_of, turns=turns, continued=continued, former=former)
 
 
 def assign(
@@ -234,7 +226,6 @@ def assign(
     turns: Sequence[Turn] = (),
     continued: Set[str] = frozenset(),
     former: Sequence[Signal] = (),
-    forbidden: Set[str] = frozenset(),
 ) -> tuple[Assignment, ...]:
     """Return one assignment for each of the current signals, oldest first.
 
@@ -244,9 +235,8 @@ def assign(
         turns: Those in which facts may have helped, and the newest turn, oldest first.
         continued: Those of them after which their conversation went on.
         former: All rules and facts, also those that are not current.
-        forbidden: The rules and facts that training is not allowed on, also those that are not
-            current.
     """
+    forbidden = {each.id for each in former if each.forbids_training}
     strongest = _strongest_by_turn(signals)
     helpful = helpful_turns(signals, turns, forbidden, continued)
     facts = [signal for signal in signals if signal.kind is SignalKind.FACT]

@@ -89,25 +89,18 @@ def compare_sides(
     questions = tuple(
         _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
     )
-    stacks = [_stacks(side, user, questions) for side in (old, new)]
-    before, old_tokens = _score(old, questions, stacks[0], cancelled)
-    bare = dict.fromkeys(stacks[0], Stack(old.stack.base))
-    base, _ = _score(old, questions, bare, cancelled)
-    after, new_tokens = _score(new, questions, stacks[1], cancelled)
+    live, candidate = (_Respondent(side, user, questions, cancelled) for side in (old, new))
+    before, old_tokens = live.score()
+    base, _ = live.score(bare=True)
+    after, new_tokens = candidate.score()
     size = sum(question.size for question in questions)
     margin = max(old.tie_margin * old_tokens, new.tie_margin * new_tokens) / size if size else 0.0
     items = tuple(
         EvalItem(question.lesson.key, was, now, bare, tie_margin=margin)
         for question, was, now, bare in zip(questions, before, after, base, strict=True)
     )
-    was, now = (
-        _answer(side, user, questions, own, cancelled)
-        for side, own in zip((old, new), stacks, strict=True)
-    )
-    examples = tuple(
-        Example(question.lesson.messages[-1].content, *pair)
-        for question, *pair in zip(questions[:MAX_EXAMPLES], was, now, strict=True)
-    )
+    asked = [question.lesson.messages[-1].content for question in questions[:MAX_EXAMPLES]]
+    examples = tuple(map(Example, asked, live.answer(), candidate.answer()))
     return BaseComparison(questions, items, examples)
 
 
@@ -155,53 +148,50 @@ def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Questi
     return Question(layer, replace(lesson, chosen=text, ended=ended))
 
 
-def _stacks(side: Side, user: str, questions: Sequence[Question]) -> dict[str, Stack]:
-    """Return by key the stack for each question, with the layer of the question attached."""
-    prompts = [question.lesson.messages[-1].content for question in questions]
-    # Which layers are attached to a prompt does not depend on the layer that asks.
-    effective = effective_stack(side.services.router, user, "", side.stack, prompts, {})
-    return {
-        each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
-        for each in questions
-    }
+class _Respondent:
+    """A side that is asked questions, with the layer of each question attached."""
 
+    def __init__(
+        self, side: Side, user: str, questions: Sequence[Question], cancelled: Callable[[], bool]
+    ) -> None:
+        self._engine, self._bare = side.services.learning_engine, Stack(side.stack.base)
+        self._user, self._questions, self._cancelled = user, questions, cancelled
+        prompts = [question.lesson.messages[-1].content for question in questions]
+        # Which layers are attached to a prompt does not depend on the layer that asks.
+        effective = effective_stack(side.services.router, user, "", side.stack, prompts, {})
+        self._stacks = {
+            each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
+            for each in questions
+        }
 
-def _score(
-    side: Side,
-    questions: Sequence[Question],
-    stacks: Mapping[str, Stack],
-    cancelled: Callable[[], bool],
-) -> tuple[list[float], int]:
-    """Return the log-prob per byte of each question's text, and the tokens of all texts."""
-    if cancelled():
-        raise cancelled_error("before the verdict")
-    scorer = ThrottledScorer(side.services.learning_engine, not_cancelled, cancelled)
-    lessons = [question.lesson for question in questions]
-    scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
-    lengths = {key: len(score.token_logprobs) for key, score in scores.items()}
-    values = [
-        scores[key].logp * lengths[key] / question.size
-        for key, question in ((each.lesson.key, each) for each in questions)
-    ]
-    return values, sum(lengths.values())
+    def score(self, *, bare: bool = False) -> tuple[list[float], int]:
+        """Return the log-prob per byte of each question's text, and the tokens of all texts."""
+        self._check_not_cancelled()
+        scorer = ThrottledScorer(self._engine, not_cancelled, self._cancelled)
+        lessons = [question.lesson for question in self._questions]
+        stacks = dict.fromkeys(self._stacks, self._bare) if bare else self._stacks
+        scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
+        totals = {key: score.logp * len(score.token_logprobs) for key, score in scores.items()}
+        values = [totals[each.lesson.key] / each.size for each in self._questions]
+        return values, sum(len(score.token_logprobs) for score in scores.values())
 
+    def answer(self) -> list[str]:
+        """Return the generated answers to the first questions."""
+        lessons = [question.lesson for question in self._questions[:MAX_EXAMPLES]]
+        requests = [
+            Request(
+                self._user,
+                each.messages,
+                self._stacks[each.key],
+                EXAMPLE_SAMPLING,
+                background=True,
+            )
+            for each in lessons
+        ]
+        texts = self._engine.complete(requests, cancelled=self._cancelled)
+        self._check_not_cancelled()
+        return texts
 
-def _answer(
-    side: Side,
-    user: str,
-    questions: Sequence[Question],
-    stacks: Mapping[str, Stack],
-    cancelled: Callable[[], bool],
-) -> list[str]:
-    """Return the generated answers to the first questions."""
-    requests = [
-        Request(user, each.messages, stacks[each.key], EXAMPLE_SAMPLING, background=True)
-        for each in (question.lesson for question in questions[:MAX_EXAMPLES])
-    ]
-    replies = side.services.completions.complete_for_users({user: requests}, cancelled=cancelled)
-    texts = replies[user]
-    if isinstance(texts, PersonalPeftError):
-        raise texts
-    if cancelled():
-        raise cancelled_error("before the verdict")
-    return texts
+    def _check_not_cancelled(self) -> None:
+        if self._cancelled():
+            raise cancelled_error("before the verdict")

@@ -30,7 +30,7 @@ from personalpeft.learning.gate.evidence import (
     TIE_MARGIN,
     Evidence,
 )
-from personalpeft.learning.layers import has_practice_since, live_revision, trained_on
+from personalpeft.learning.layers import has_practice_since, trained_on
 from personalpeft.learning.outcomes import (
     MoveCause,
     Placement,
@@ -137,7 +137,7 @@ def judge_candidate(
         margins: The harm that it may do.
         accept: Whether the user makes it live whatever the verdict.
     """
-    head = live_revision(store, plan.user, plan.layer, plan.live)
+    head = store.catalog.revision(plan.user, plan.head) if plan.head else None
     learned = trained_on(store, head)
     has_new_lessons = bool(plan.new_holdout) or any(
         lesson.signal not in learned for lesson in plan.new_examples

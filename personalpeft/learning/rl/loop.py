@@ -111,7 +111,7 @@ class RLLoop:
         if not self.state.steps:
             start = plan.stack_with(plan.parent.digest) if plan.parent else plan.live
             return self._sample_from(start, tasks)
-        adapter = build_adapter(plan, self.session.weights(), {})
+        adapter = build_adapter(plan, self.session.weights())
         with self.engine.temporary_adapter(adapter) as digest:
             return self._sample_from(plan.stack_with(digest), tasks)
 

@@ -32,7 +32,7 @@ from personalpeft.learning.rl.rollouts import (
 from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
-from personalpeft.store.store import Store
+from personalpeft.services import Services
 from personalpeft.types import (
     Json,
     Message,
@@ -240,27 +240,24 @@ class PracticePlan(Plan):
 
 
 def plan_practice(
-    store: Store,
+    services: Services,
     state: LayerState,
     recipe: TrainingConfig,
     config: RLConfig,
     verifier: CheckedVerifier,
     shaping: CheckedRewardShaper | None,
     began: float,
-    *,
-    maps_weights: bool,
 ) -> PracticePlan:
     """Draw the tasks of a practice: others than before once the head has changed.
 
     Args:
-        store: The open home.
+        services: The wired parts.
         state: The layer to practice, as it is now.
         recipe: The training configuration of the layer where it has no head.
         config: How to practice.
         verifier: Sets the tasks and scores replies.
         shaping: Changes the rewards of a group of replies, or None.
         began: When the practice began, on the timer.
-        maps_weights: Whether the base's weights are read as its file stores them.
 
     Raises:
         InvalidInput: The verifier has too few different tasks.
@@ -285,14 +282,14 @@ def plan_practice(
         below=state.below,
         parent=head,
         began=began,
-        holdout=holdout_of(store, state, state.layer),
-        other_holdout=holdout_beside(store, state),
+        holdout=holdout_of(services.store, state, state.layer),
+        other_holdout=holdout_beside(services.store, state),
         config=config,
         verifier=verifier,
         shaping=shaping,
         train_tasks=train,
         eval_tasks=held_out,
-        maps_weights=maps_weights,
+        maps_weights=services.training_backend.maps_weights,
     )
 
 

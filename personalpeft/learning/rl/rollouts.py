@@ -188,27 +188,19 @@ def sample_rollouts(
     ]
     if not order:
         return ()
-    texts = [""] * len(order)
-    tokens: list[tuple[int, ...]] = [()] * len(order)
-    ended = [False] * len(order)
-    replies = engine.stream([request for _, request in order], cancelled=cancelled, paused=paused)
-    try:
-        for piece in replies:
-            if piece.finish == "cancelled":
-                raise cancelled_error("while sampling")
-            texts[piece.index] += piece.text
-            tokens[piece.index] += piece.tokens
-            ended[piece.index] = piece.finish == "stop"
-    finally:
-        replies.close()
+    replies = engine.stream(
+        [request for _, request in order], cancelled=cancelled, paused=paused
+    ).read()
+    if any(reply.finish == "cancelled" for reply in replies):
+        raise cancelled_error("while sampling")
     rollouts = []
-    for index, (task, request) in enumerate(order):
-        # The model picked the end of turn too, but no piece carries it.
-        ending = engine.backend.end_of_turn if ended[index] else ()
-        reply = Continuation(replies.prompts[index], (*tokens[index], *ending))
-        length = len(tokens[index]) / request.sampling.max_tokens
-        rewards = verifier.verify(task, texts[index])
-        rollouts.append(Rollout(texts[index], reply, length, rewards))
+    for (task, request), reply in zip(order, replies, strict=True):
+        # The model picked the end of turn too, but no chunk carries it.
+        ending = engine.backend.end_of_turn if reply.finish == "stop" else ()
+        continuation = Continuation(reply.prompt, (*reply.tokens, *ending))
+        length = len(reply.tokens) / request.sampling.max_tokens
+        rewards = verifier.verify(task, reply.text)
+        rollouts.append(Rollout(reply.text, continuation, length, rewards))
     count = len(requests)
     return tuple(
         RolloutGroup(task, tuple(rollouts[index::count]))

@@ -232,19 +232,3 @@ def encode_continuation(
     """
     tokens = backend.encode(answer) + (backend.end_of_turn if ended else ())
     return Continuation(backend.render(messages), tokens[:max_length])
-
-
-# A general reply is held up to here. What follows depends on it, and takes time.
-_KL_TOKENS = 12
-
-
-def make_kl_regularizer(item: Continuation, weight: float, free_start: bool) -> KLRegularizer:
-    """Return the regularizer of a general reply.
-
-    Args:
-        item: The reply of the stack below, after its prompt.
-        weight: The weight of its loss.
-        free_start: Whether its first token is free.
-    """
-    reply = Continuation(item.prompt, item.completion[:_KL_TOKENS])
-    return KLRegularizer(reply, min(free_start, len(reply.completion) - 1), weight)

@@ -22,9 +22,6 @@ from personalpeft.learning.train.loop import (
 from personalpeft.services import Services
 from personalpeft.types import Progress
 
-NO_CHECKPOINTS = CheckpointStore(lambda: None, lambda data: None)
-"""Keeps nothing, so that a training changes nothing in the home."""
-
 # Longest wait for chats before each step, so that a server that is never idle still learns.
 _MAX_YIELD_SECONDS = 5.0
 
@@ -39,7 +36,7 @@ def train_plans(
     plans: Mapping[str, Plan],
     control: LoopControl,
     *,
-    checkpoints: Callable[[Plan], CheckpointStore],
+    keeps_checkpoints: bool = True,
     show_step: Callable[[Plan, int, int], None] = lambda plan, step, steps: None,
 ) -> dict[str, TrainResult | Exception]:
     """Train plans together, to their end or to the end of a budget.
@@ -50,7 +47,8 @@ def train_plans(
         services: The wired parts.
         plans: What is built, by user.
         control: How the caller steers the training.
-        checkpoints: Returns where the checkpoint of a plan is kept.
+        keeps_checkpoints: Whether a checkpoint is read and written. If not, nothing in the home
+            changes.
         show_step: Called with a plan, the number of its steps that are done and the total.
 
     Returns:
@@ -74,7 +72,9 @@ def train_plans(
                 build_batches(plan, backend, _unwrap(replies[user]), services.memory),
                 plan.recipe,
                 plan.inputs_digest,
-                checkpoints(plan),
+                CheckpointStore.of_layer(services.store, user, plan.layer)
+                if keeps_checkpoints
+                else CheckpointStore(lambda: None, lambda data: None),
                 partial(show_step, plan),
             )
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
@@ -85,19 +85,19 @@ def train_plans(
 def train_alone(
     services: Services,
     plan: Plan,
-    checkpoints: CheckpointStore,
     *,
     progress: Progress,
     cancelled: Callable[[], bool],
+    keeps_checkpoints: bool = True,
 ) -> Mapping[str, LoRAWeights]:
     """Train one plan to its end outside a learn, and return the weights of its layer.
 
     Args:
         services: The wired parts.
         plan: The plan.
-        checkpoints: Where its checkpoint is kept.
         progress: Called with a stage and the share of it that is done.
         cancelled: Called between steps; returns whether to stop.
+        keeps_checkpoints: As for ``train_plans``.
 
     Raises:
         Cancelled: ``cancelled`` returned True.
@@ -110,7 +110,7 @@ def train_alone(
         yield_to_serving=partial(yield_to_serving, services),
     )
     trained = train_plans(
-        services, {plan.user: plan}, control, checkpoints=lambda plan: checkpoints
+        services, {plan.user: plan}, control, keeps_checkpoints=keeps_checkpoints
     )[plan.user]
     if isinstance(trained, Exception):
         raise trained

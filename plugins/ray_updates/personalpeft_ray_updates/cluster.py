@@ -68,17 +68,24 @@ class Attempt:
 
 
 @contextmanager
-def connect_ray(address: str = "local", **options: Any) -> Iterator[None]:
+def connect_ray(address: str = "local", num_cpus: int | None = None) -> Iterator[None]:
     """Use Ray inside: the connected one, else the one at ``address``, else a new local one.
 
-    ``options`` are those of ``ray.init``. Raises ``NotFound`` if there is no Ray at the address.
+    A new one has ``num_cpus``, and counts the GPUs itself. Raises ``NotFound`` if there is no Ray at
+    the address.
     """
     if ray.is_initialized():
         yield
         return
+    options: dict[str, Any] = {}
     if address == "local":
         # A local Ray sends no usage statistics.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {
+            "num_cpus": num_cpus,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
     try:
         if address not in {"local", "auto"}:
             # Ray itself would try for minutes.
@@ -95,15 +102,6 @@ def connect_ray(address: str = "local", **options: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def local_ray_options(tasks: int, resources: TaskResources) -> dict[str, Any]:
-    """Return options of ``ray.init`` for so many tasks at once. Ray counts the GPUs itself."""
-    return {
-        "num_cpus": tasks * resources.cpus,
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
 
 
 class Cluster:
@@ -151,7 +149,7 @@ class Cluster:
             max_retries=self._resources.retries,
             max_calls=0,
             label_selector={_NODE_LABEL: f"!in({refused})"} if refused else {},
-        )(_learn_on_node)
+        )(learn_on_node)
         # In the object store of this node, so that the death of another loses no bundle.
         held = ray.put(list(bundles))
         return Task(name, learn.remote(held, self._base, self._backend, self._board, name))
@@ -254,7 +252,7 @@ class _Board:
         self._stopped = True
 
 
-def _learn_on_node(
+def learn_on_node(
     bundles: list[bytes], base: str, backend: str, board: Any, name: str
 ) -> dict[str, Any]:
     """The Ray task."""

@@ -32,7 +32,7 @@ Heartbeat = Callable[[str, float], bool]
 
 _HEARTBEAT_SECONDS = 0.5
 # By the base and the backend: a process keeps the base in memory for its next learn.
-_runtimes: dict[tuple[str, str], Runtime] = {}
+runtimes: dict[tuple[str, str], Runtime] = {}
 # Held as long as the process lives.
 _locks: list[FileLock] = []
 
@@ -99,15 +99,15 @@ class _Throttle:
 
 def _open(base: str, backend: str) -> Runtime:
     """Return the runtime of this process. Its home lies in the node's folder."""
-    if (base, backend) not in _runtimes:
+    if (base, backend) not in runtimes:
         home = _make_folder() / "home"
-        _runtimes[base, backend] = personalpeft.open(home, base, backend)
-    return _runtimes[base, backend]
+        runtimes[base, backend] = personalpeft.open(home, base, backend)
+    return runtimes[base, backend]
 
 
 def _discard(base: str, backend: str) -> None:
     """Close a runtime that failed, and delete its home: a copy of a user may be left in it."""
-    runtime = _runtimes.pop((base, backend), None)
+    runtime = runtimes.pop((base, backend), None)
     if runtime is not None:
         runtime.close()
         shutil.rmtree(runtime.settings.home, ignore_errors=True)

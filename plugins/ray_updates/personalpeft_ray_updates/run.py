@@ -42,7 +42,6 @@ from personalpeft_ray_updates.cluster import (
     TaskResources,
     TaskStopped,
     connect_ray,
-    local_ray_options,
     wait_for_tasks,
 )
 
@@ -154,7 +153,7 @@ def learn_on_cluster(
         if not users:
             return ()
         resources = TaskResources(cpus, gpus, retries)
-        with connect_ray(**local_ray_options(min(workers, len(users)), resources)):
+        with connect_ray(num_cpus=min(workers, len(users)) * cpus):
             cluster = Cluster(_base_for_nodes(runtime, base), backend, resources)
             run = _Run(runtime, cluster, users, workers, at_once, max_bundle_mb, progress)
             try:

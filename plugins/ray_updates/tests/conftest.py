@@ -79,13 +79,13 @@ def _paced_by(file: str) -> Callable[[], None]:
 
         from personalpeft.backends import fake
 
-        step = fake._FakeSession.step
+        step = fake.FakeSession.step
 
         def paced(self, *asked):  # type: ignore[no-untyped-def]
             with suppress(FileNotFoundError):
                 time.sleep(float(Path(file).read_text()))
             return step(self, *asked)
 
-        fake._FakeSession.step = paced
+        fake.FakeSession.step = paced
 
     return slow_down

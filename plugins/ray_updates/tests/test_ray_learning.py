@@ -347,7 +347,7 @@ def test_a_bug_on_the_nodes_is_an_error_of_its_users(
         raise ModuleNotFoundError("No module named 'personalpeft'")
 
     world.correct(["user-0"])
-    monkeypatch.setattr(cluster, "_learn_on_node", broken)
+    monkeypatch.setattr(cluster, "learn_on_node", broken)
     (report,) = world.learn(["user-0"])
     assert report.error == ServingFailed.__name__
     assert "No module named" in report.reason

@@ -20,9 +20,9 @@ from personalpeft_ray_updates import node
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder of a node of its own."""
     monkeypatch.setenv(node.FOLDER_VARIABLE, str(tmp_path / "node"))
-    monkeypatch.setattr(node, "_runtimes", {})
+    monkeypatch.setattr(node, "runtimes", {})
     yield tmp_path / "node"
-    for runtime in node._runtimes.values():
+    for runtime in node.runtimes.values():
         runtime.close()
 
 

@@ -75,8 +75,6 @@ class Checkpoints:
     ) -> str:
         """Save weights durably and return their path.
 
-        A call that saved already, before a kill, saves nothing again.
-
         Args:
             spec: The run.
             kind: What they are for.
@@ -91,29 +89,28 @@ class Checkpoints:
         Raises:
             InvalidInput: The name is taken, or the owner has no room left.
         """
-        base = self._runtime.base()
-        path = f"{SCHEME}{spec.run}/{kind}/{name}"
-        old = self._db.row("select * from checkpoints where path = ?", path)
-        if old is not None and json.loads(old["about"])["call"] == call:
-            return path
-        adapter = Adapter(
-            Manifest(
-                base.digest,
-                LAYER,
-                spec.rank,
-                spec.scaling,
-                tuple(weights),
-                {"trained_by": "tinker", "run": spec.run, "name": name},
-                canonical_digest([]),
-                parent=spec.parent,
-            ),
-            weights,
+        manifest = Manifest(
+            self._runtime.base().digest,
+            LAYER,
+            spec.rank,
+            spec.scaling,
+            tuple(weights),
+            {"trained_by": "tinker", "run": spec.run, "name": name},
+            canonical_digest([]),
+            parent=spec.parent,
         )
-        packed = pack(adapter)
-        sources = self._sources.of(spec.run)
-        about = {"base": spec.base, "call": call, "temporary": temporary}
-        self._put(spec, path, kind, name, packed, state, ttl, old, overwrite, about, sources)
-        return path
+        return self._put(
+            spec.owner,
+            spec.run,
+            kind,
+            name,
+            Adapter(manifest, weights),
+            self._sources.of(spec.run),
+            state=state,
+            ttl=ttl,
+            overwrite=overwrite,
+            about={"base": spec.base, "call": call, "temporary": temporary},
+        )
 
     def find(self, owner: str, path: str) -> Row:
         """Return the row of a checkpoint that its owner, or everyone, may read.
@@ -191,26 +188,15 @@ class Checkpoints:
         digest = self.find(owner, path)["adapter"]
         return Stack(base, (StackEntry(LAYER, f"{LAYER}@{digest[:12]}", digest),))
 
-    def adapter(self, owner: str, path: str) -> Adapter | None:
-        """Return saved weights or a user's layer; None for a name of the base."""
-        if path in (self._runtime.base().card.name, *self._aliases):
-            return None
-        if path.startswith(USER_SCHEME):
-            return self._user_layer(owner, path)
-        return self._adapter(self.find(owner, path))
+    def adapter(self, owner: str, path: str) -> tuple[Adapter | None, set[Source]]:
+        """Return saved weights or a user's layer, and the users' layers in them.
 
-    def digest(self, owner: str, path: str) -> str | None:
-        """Return the digest of the adapter of saved weights; None for a user's layer."""
-        return None if path.startswith(USER_SCHEME) else str(self.find(owner, path)["adapter"])
-
-    def sources(self, owner: str, path: str) -> set[Source]:
-        """Return the users' layers in saved weights, in a user's layer or in the bare base.
-
-        Raises ``NotFound``.
+        For a name of the base, None and no layer. Raises ``NotFound``.
         """
-        if not path.startswith(USER_SCHEME):
-            return self._sources.of(path)
-        return self._sources.of_layer(*_user_and_layer(owner, path))
+        if path in (self._runtime.base().card.name, *self._aliases):
+            return None, set()
+        _, adapter, sources = self._read(owner, path)
+        return adapter, sources
 
     def read_adapter(self, digest: str) -> Adapter | None:
         """Return the adapter in one of the files; None if there is none."""
@@ -220,8 +206,12 @@ class Checkpoints:
             data, source="saved weights", architecture=base.architecture, base=base.digest
         )
 
-    def training_state(self, spec: RunSpec, owner: str, path: str, *, optimizer: bool) -> State:
+    def training_state(
+        self, spec: RunSpec, owner: str, path: str, *, optimizer: bool
+    ) -> tuple[State, str | None, set[Source]]:
         """Return the state that continues from saved weights or a user's layer.
+
+        And the digest of these weights, None for a layer, and the users' layers in them.
 
         Args:
             spec: The run that goes on from there.
@@ -233,11 +223,8 @@ class Checkpoints:
             NotFound: There are no such weights.
             InvalidInput: They do not fit the run, or have no state of an optimizer.
         """
-        if path.startswith(USER_SCHEME):
-            row, adapter = None, self._user_layer(owner, path)
-        else:
-            row = self.find(owner, path)
-            adapter = self._adapter(row)
+        row, adapter, sources = self._read(owner, path)
+        parent = None if row is None else str(row["adapter"])
         targets = spec.targets(list(self._runtime.base().architecture.projections))
         if adapter.manifest.rank != spec.rank or set(adapter.weights) != set(targets):
             attn, mlp = trained_parts(adapter.weights)
@@ -255,13 +242,13 @@ class Checkpoints:
                     "These weights have no state of an optimizer.",
                     hint="Load weights of save_state, or load without the optimizer.",
                 )
-            return safetensors.numpy.load(state)
+            return safetensors.numpy.load(state), parent, sources
         factor = np.float32(adapter.manifest.scaling / spec.scaling)
         halves = {}
         for name, pair in adapter.weights.items():
             halves[f"{name}.A"] = np.asarray(pair.a, np.float32)
             halves[f"{name}.B"] = np.asarray(pair.b, np.float32) * factor
-        return with_zero_moments(halves)
+        return with_zero_moments(halves), parent, sources
 
     def archive(self, row: Row) -> bytes:
         """Return a checkpoint as a tar file of a PEFT folder."""
@@ -295,31 +282,21 @@ class Checkpoints:
         rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
         if not rank:
             raise InvalidInput("The sum is zero.", hint="Give a coefficient that is not 0.")
-        spec = RunSpec("interpolated", owner, "", rank, 0, attn=True, mlp=True)
         padded = {name: pair.padded(rank) for name, pair in pairs.items()}
         base = self._runtime.base()
         recipe = {"interpolated": request.source_paths, "coefficients": request.coefficients}
         manifest = Manifest(
             base.digest, LAYER, rank, 1.0, tuple(padded), recipe, canonical_digest([])
         )
-        name = request.output_path or call_name
-        spec = replace(spec, run=f"mix-{call_name[:16]}")
-        path = f"{SCHEME}{spec.run}/sampler_weights/{name}"
-        packed = pack(Adapter(manifest, padded))
-        self._put(
-            spec,
-            path,
+        return self._put(
+            owner,
+            f"mix-{call_name[:16]}",
             "sampler_weights",
-            name,
-            packed,
-            None,
-            ttl=None,
-            old=None,
-            overwrite=True,
-            about={"base": spec.base, "call": call_name},
-            sources=sources,
+            request.output_path or call_name,
+            Adapter(manifest, padded),
+            sources,
+            about={"base": "", "call": call_name},
         )
-        return path
 
     def adopt(self, owner: str, request: models.Adopt) -> models.AdoptResponse:
         """Judge saved weights as a candidate of a user's layer, as ``User.propose_peft`` does.
@@ -373,29 +350,38 @@ class Checkpoints:
 
     def _put(
         self,
-        spec: RunSpec,
-        path: str,
-        kind: str,
+        owner: str,
+        run: str,
+        kind: Kind,
         name: str,
-        packed: bytes,
-        state: State | None,
-        ttl: int | None,
-        old: Row | None,
-        overwrite: bool,
-        about: Mapping[str, Any],
+        adapter: Adapter,
         sources: Iterable[Source],
-    ) -> None:
+        *,
+        about: Mapping[str, Any],
+        state: State | None = None,
+        ttl: int | None = None,
+        overwrite: bool = False,
+    ) -> str:
+        """Save weights and return their path. Raises ``InvalidInput``.
+
+        A call that saved already, before a kill, saves nothing again.
+        """
+        path = f"{SCHEME}{run}/{kind}/{name}"
+        old = self._db.row("select * from checkpoints where path = ?", path)
+        if old is not None and json.loads(old["about"])["call"] == about["call"]:
+            return path
+        packed = pack(adapter)
         saved = None if state is None else safetensors.numpy.save(dict(state))
         size = len(packed) + len(saved or b"")
-        adapter = self._db.put_file(packed)
+        digest = self._db.put_file(packed)
         state_file = None if saved is None else self._db.put_file(saved)
         if old is not None and not overwrite:
-            self._db.delete_unnamed_files((adapter, state_file))
+            self._db.delete_unnamed_files((digest, state_file))
             raise InvalidInput(
                 f"The run has weights called {name} already.", hint="Choose another name."
             )
-        if not self._db.has_room(spec.owner, size):
-            self._db.delete_unnamed_files((adapter, state_file))
+        if not self._db.has_room(owner, size):
+            self._db.delete_unnamed_files((digest, state_file))
             raise InvalidInput(
                 f"The weights and calls of this token would exceed {MAX_BYTES // 2**30} GiB.",
                 hint="Delete checkpoints, or save with ttl_seconds.",
@@ -408,13 +394,27 @@ class Checkpoints:
                 " state_file, size, created, expires, about)"
                 " select ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
                 " where exists (select 1 from calls where id = ?)",
-                *(path, spec.owner, spec.run, kind, name, adapter, state_file, size, now),
+                *(path, owner, run, kind, name, digest, state_file, size, now),
                 None if ttl is None else now + ttl,
                 *(json.dumps(about), about["call"]),
             )
             self._sources.replace(path, sources)
         replaced = () if old is None else (old["adapter"], old["state_file"])
-        self._db.delete_unnamed_files((adapter, state_file, *replaced))
+        self._db.delete_unnamed_files((digest, state_file, *replaced))
+        return path
+
+    def _read(self, owner: str, path: str) -> tuple[Row | None, Adapter, set[Source]]:
+        """Return saved weights with their row, or a user's layer, and the users' layers in them."""
+        sources = self._sources_of(owner, path)
+        row = None if path.startswith(USER_SCHEME) else self.find(owner, path)
+        adapter = self._user_layer(owner, path) if row is None else self._adapter(row)
+        # Asked twice, since a learn may promote another revision meanwhile.
+        return row, adapter, sources | self._sources_of(owner, path)
+
+    def _sources_of(self, owner: str, path: str) -> set[Source]:
+        if not path.startswith(USER_SCHEME):
+            return self._sources.of(path)
+        return self._sources.of_layer(*_user_and_layer(owner, path))
 
     def _adapter(self, row: Row) -> Adapter:
         adapter = self.read_adapter(row["adapter"])

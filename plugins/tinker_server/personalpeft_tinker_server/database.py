@@ -168,6 +168,19 @@ class Database:
         rows = self.rows(sql, *values)
         return rows[0] if rows else None
 
+    def add_sampler(
+        self, owner: str, session: str, number: int, model_path: str | None, base: str
+    ) -> str:
+        """Add the sampler with this number in its session, unless it is there, and return its id."""
+        # As the real service's.
+        sampler = f"{session}:sample:{number}"
+        self.execute(
+            "insert or ignore into samplers (id, owner, session, model_path, base)"
+            " values (?, ?, ?, ?, ?)",
+            *(sampler, owner, session, model_path, base),
+        )
+        return sampler
+
     def has_room(self, owner: str, size: int) -> bool:
         """Return whether an owner may have so many bytes more."""
         (used,) = self.rows(

@@ -19,7 +19,7 @@ from personalpeft_tinker_server.database import MAX_BYTES, Database
 Category: TypeAlias = Literal["unknown", "server", "user"]
 
 # Queued calls of one run, and of one owner outside of runs, before a client must wait.
-_MAX_QUEUED = 512
+MAX_QUEUED = 512
 _RETRY_SECONDS = 2.0
 # Seconds that results are kept.
 _KEPT_SECONDS = 3600.0
@@ -91,9 +91,9 @@ class Futures:
                 owner,
                 run,
             )
-            if queued is not None and queued["count"] >= _MAX_QUEUED:
+            if queued is not None and queued["count"] >= MAX_QUEUED:
                 raise QueueFull(
-                    f"{_MAX_QUEUED} calls are queued already.",
+                    f"{MAX_QUEUED} calls are queued already.",
                     hint=f"Try again in {_RETRY_SECONDS:g} s.",
                     retry_after=_RETRY_SECONDS,
                 )

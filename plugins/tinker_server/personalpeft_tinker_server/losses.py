@@ -6,13 +6,20 @@ advantages and ``r = exp(lp - q)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from personalpeft.backends.base import Continuation, ForwardResult, ModelOutputs
+from personalpeft.backends.base import (
+    Continuation,
+    ForwardResult,
+    ModelOutputs,
+    TrainingBackend,
+)
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server.codec import Array, Datum
 
@@ -152,9 +159,7 @@ def build_losses(
     name: str,
     data: Sequence[Datum],
     config: Mapping[str, float | str],
-    *,
-    vocabulary: int,
-    max_length: int,
+    backend: TrainingBackend,
 ) -> list[DatumLoss]:
     """Return the losses of a pass, checked.
 
@@ -162,8 +167,7 @@ def build_losses(
         name: The loss.
         data: The data.
         config: Options of the loss.
-        vocabulary: How many tokens the base has.
-        max_length: How many tokens one datum may have.
+        backend: Computes the pass.
 
     Raises:
         InvalidInput: The loss is unknown, or an input does not fit it.
@@ -181,8 +185,9 @@ def build_losses(
                 hint=f"Its options are: {', '.join(sorted(known)) or 'none'}.",
             )
         options[key] = float(value)
+    vocabulary = vocabulary_size(backend.base)
     return [
-        _build(index, datum, formula, needed, options, vocabulary, max_length)
+        _build(index, datum, formula, needed, options, vocabulary, backend.max_length)
         for index, datum in enumerate(data)
     ]
 
@@ -198,14 +203,14 @@ def _build(
 ) -> DatumLoss:
     size = len(datum.tokens)
     if not 1 <= size <= max_length:
-        raise _invalid(index, f"has {size} tokens; 1 to {max_length} fit")
+        raise invalid_datum(index, f"has {size} tokens; 1 to {max_length} fit")
     targets = datum.inputs.get("target_tokens")
     # Several targets of a place are for distillation, which is cross-entropy.
     several = targets is not None and targets.ndim == 2 and formula is _cross_entropy
     shape = (size, targets.shape[1]) if targets is not None and several else (size,)
     if targets is None or targets.shape != shape or not all(shape):
         text = f"[{size}] or [{size}, k]" if formula is _cross_entropy else f"[{size}]"
-        raise _invalid(index, f"needs target_tokens of the shape {text}")
+        raise invalid_datum(index, f"needs target_tokens of the shape {text}")
     targets = targets.astype(np.int64)
     inputs = {}
     for name in needed:
@@ -213,15 +218,30 @@ def _build(
         if values is None and name == "weights":
             values = np.ones(shape, np.float32)
         if values is None or values.shape != shape or not np.isfinite(values).all():
-            raise _invalid(index, f"needs finite {name} of the shape {list(shape)}")
+            raise invalid_datum(index, f"needs finite {name} of the shape {list(shape)}")
         inputs[name] = values
-    if not all(0 <= int(token) < vocabulary for token in (*datum.tokens, *targets.flat)):
-        raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
+    check_tokens(index, (*datum.tokens, *targets.ravel().tolist()), vocabulary)
     target_tokens = tuple(int(token) for token in targets.reshape(size, -1)[:, 0])
     # The model reads all of a continuation but its last token, so any token may end it.
     item = Continuation(datum.tokens[:1], (*datum.tokens[1:], target_tokens[-1]), target_tokens)
     return DatumLoss(item, formula, inputs, options, targets if several else None)
 
 
-def _invalid(index: int, problem: str) -> InvalidInput:
+def vocabulary_size(base: Base) -> int:
+    """Return how many tokens a base has."""
+    config = base.folder / "config.json"
+    if not config.is_file():
+        return 2**31
+    sizes = json.loads(config.read_text("utf-8"))
+    return int(sizes.get("vocab_size") or sizes["text_config"]["vocab_size"])
+
+
+def check_tokens(index: int, tokens: Iterable[int], vocabulary: int) -> None:
+    """Raise ``InvalidInput`` for a datum with a token that the base does not have."""
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise invalid_datum(index, f"has a token outside of 0 to {vocabulary - 1}")
+
+
+def invalid_datum(index: int, problem: str) -> InvalidInput:
+    """Return the error for a datum that does not fit."""
     return InvalidInput(f"Datum {index} {problem}.", hint="Check the data of this call.")

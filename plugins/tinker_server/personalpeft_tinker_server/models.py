@@ -5,7 +5,7 @@ Unknown fields are ignored, since each version of the SDK adds some.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -30,7 +30,6 @@ class Wire(BaseModel):
 class CreateSession(Wire):
     sdk_version: str = ""
     tags: list[str] = []
-    user_metadata: dict[str, Any] | None = None
 
 
 class SessionRef(Wire):
@@ -64,7 +63,6 @@ class CreateModel(Wire):
     base_model: str
     lora_config: LoraConfig = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    user_metadata: dict[str, Any] | None = None
 
 
 class ModelRef(Wire):
@@ -238,7 +236,6 @@ class Sample(Wire):
 
 class RetrieveFuture(Wire):
     request_id: str
-    allow_metadata_only: bool = False
 
 
 # Responses

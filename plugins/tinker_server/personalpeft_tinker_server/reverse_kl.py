@@ -22,11 +22,14 @@ from personalpeft.backends.base import (
     SessionSpec,
     TrainingBackend,
 )
-from personalpeft.backends.sequence import Tokens
-from personalpeft.errors import InvalidInput
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.codec import Array, read_tensor, read_tokens
-from personalpeft_tinker_server.losses import SingleLoss
+from personalpeft_tinker_server.losses import (
+    SingleLoss,
+    check_tokens,
+    invalid_datum,
+    vocabulary_size,
+)
 
 # Target tokens whose distributions are in memory at once, each as large as the vocabulary.
 _GROUP_TOKENS = 256
@@ -90,7 +93,6 @@ def add_gradients(
     reference: Session,
     request: models.ReverseKL,
     *,
-    vocabulary: int,
     between: Callable[[], None] = lambda: None,
 ) -> models.ReverseKLResponse:
     """Add the gradients of a call to a session's, and return the losses.
@@ -100,13 +102,12 @@ def add_gradients(
         session: What is trained.
         reference: What it is to be like.
         request: The call.
-        vocabulary: How many tokens the base has.
         between: Called before each pass.
 
     Raises:
         InvalidInput: A datum does not fit.
     """
-    temperature = request.temperature
+    temperature, vocabulary = request.temperature, vocabulary_size(backend.base)
     items = [
         _read_item(index, datum, vocabulary, backend.max_length)
         for index, datum in enumerate(request.data)
@@ -139,22 +140,19 @@ def _read_item(
 ) -> _ReverseKLItem:
     targets, weights = read_tensor(datum.target_tokens), read_tensor(datum.weights)
     if targets.ndim != 1 or not len(targets) or weights.shape != targets.shape:
-        raise _invalid(index, "needs target_tokens and weights of one shape [n]")
+        raise invalid_datum(index, "needs target_tokens and weights of one shape [n]")
     if not np.isfinite(weights).all():
-        raise _invalid(index, "needs finite weights")
+        raise invalid_datum(index, "needs finite weights")
     completion = tuple(int(token) for token in targets)
     prompts = [read_tokens(datum.student_input), read_tokens(datum.reference_input)]
     for prompt in prompts:
         if not prompt or len(prompt) + len(completion) - 1 > longest:
-            raise _invalid(index, f"needs prompts of 1 to {longest - len(completion) + 1} tokens")
-        _check_tokens(index, (*prompt, *completion), vocabulary)
+            raise invalid_datum(
+                index, f"needs prompts of 1 to {longest - len(completion) + 1} tokens"
+            )
+        check_tokens(index, (*prompt, *completion), vocabulary)
     student, reference = (Continuation(prompt, completion) for prompt in prompts)
     return _ReverseKLItem(student, reference, weights)
-
-
-def _check_tokens(index: int, tokens: Tokens, vocabulary: int) -> None:
-    if not all(0 <= token < vocabulary for token in tokens):
-        raise _invalid(index, f"has a token outside of 0 to {vocabulary - 1}")
 
 
 def _groups(items: Sequence[_ReverseKLItem]) -> list[list[_ReverseKLItem]]:
@@ -172,7 +170,3 @@ def _groups(items: Sequence[_ReverseKLItem]) -> list[list[_ReverseKLItem]]:
 
 def _tempered(logp: Any, temperature: float) -> Any:
     return logp if temperature == 1 else (logp / temperature).log_softmax(-1)
-
-
-def _invalid(index: int, problem: str) -> InvalidInput:
-    return InvalidInput(f"Datum {index} {problem}.", hint="Check the data of this call.")

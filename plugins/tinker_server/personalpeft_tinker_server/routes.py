@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
@@ -30,6 +30,7 @@ from personalpeft_tinker_server.futures import QueuedCall
 from personalpeft_tinker_server.service import Service
 from personalpeft_tinker_server.training import REFUSED
 
+T = TypeVar("T")
 PREFIX = "/tinker/api/v1"
 
 # Below the 45 s after which the SDK gives a poll up.
@@ -67,10 +68,13 @@ class Routes:
         post("get_info", self._get_info)
         post("unload_model", self._unload)
         post("forward_backward", self._forward_backward)
-        post("forward", self._forward)
+        post("forward", lambda: self._queue("forward", models.ForwardBackward))
         post("optim_step", lambda: self._queue("optim_step", models.OptimStep))
         post("save_weights", lambda: self._queue("save_weights", models.SaveWeights))
-        post("save_weights_for_sampler", self._save_for_sampler)
+        post(
+            "save_weights_for_sampler",
+            lambda: self._queue("save_weights_for_sampler", models.SaveWeightsForSampler),
+        )
         post("load_weights", self._load_weights)
         post("weights_info", self._weights_info)
         post("create_sampling_session", self._create_sampler)
@@ -78,12 +82,15 @@ class Routes:
         post("cancel_future", self._cancel)
         post("retrieve_future", self._retrieve)
         post("mint/checkpoints/interpolate", self._interpolate)
-        post("mint/forward_backward_reverse_kl", self._reverse_kl)
+        post(
+            "mint/forward_backward_reverse_kl",
+            lambda: self._queue("reverse_kl", models.ReverseKL),
+        )
         post("personal/adopt", self._adopt)
         get("samplers/<sampler>", self._sampler)
         get("sessions", self._sessions)
         get("sessions/<session>", self._session)
-        get("checkpoints", self._all_checkpoints)
+        get("checkpoints", self._checkpoints)
         get("training_runs", self._training_runs)
         get("training_runs/<run>", lambda run: self._run(self._service.run(self._owner, run)))
         get("training_runs/<run>/checkpoints", self._checkpoints)
@@ -154,8 +161,8 @@ class Routes:
         }
 
     def _sessions(self) -> dict[str, Any]:
-        offset, limit = _page()
-        return {"sessions": self._service.sessions(self._owner)[offset : offset + limit]}
+        sessions, _ = _page(self._service.sessions(self._owner))
+        return {"sessions": sessions}
 
     def _session(self, session: str) -> dict[str, Any]:
         runs, samplers = self._service.runs_of_session(self._owner, session)
@@ -197,12 +204,6 @@ class Routes:
             lambda body: read_forward_backward(body, protobuf=protobuf, forward=False),
         )
 
-    def _forward(self) -> dict[str, Any]:
-        return self._queue("forward", models.ForwardBackward)
-
-    def _reverse_kl(self) -> dict[str, Any]:
-        return self._queue("reverse_kl", models.ReverseKL)
-
     def _queue(self, kind: str, model: type[Any]) -> dict[str, Any]:
         return self._queue_read(kind, lambda body: read(model, body))
 
@@ -227,9 +228,6 @@ class Routes:
 
     # Weights
 
-    def _save_for_sampler(self) -> dict[str, Any]:
-        return self._queue("save_weights_for_sampler", models.SaveWeightsForSampler)
-
     def _load_weights(self) -> dict[str, Any]:
         body = request.get_data()
         if read_number(body, protobuf=False) is None:
@@ -240,41 +238,26 @@ class Routes:
 
     def _weights_info(self) -> dict[str, Any]:
         path = self._read(models.WeightsInfo).tinker_path
-        base, shape = self._service.weights_info(self._owner, path)
-        attn, mlp = trained_parts(shape.targets)
+        base, manifest = self._service.weights_info(self._owner, path)
+        attn, mlp = trained_parts(manifest.targets)
         return {
             "base_model": base,
             "is_lora": True,
-            "lora_rank": shape.rank,
+            "lora_rank": manifest.rank,
             "train_unembed": False,
             "train_mlp": mlp,
             "train_attn": attn,
         }
 
-    def _all_checkpoints(self) -> dict[str, Any]:
-        return self._list_checkpoints(None)
-
-    def _checkpoints(self, run: str) -> dict[str, Any]:
-        return self._list_checkpoints(run)
-
-    def _list_checkpoints(self, run: str | None) -> dict[str, Any]:
+    def _checkpoints(self, run: str | None = None) -> dict[str, Any]:
         checkpoints = self._service.checkpoints
-        rows = checkpoints.rows(self._owner, run)
-        offset, limit = _page()
-        return {
-            "checkpoints": [
-                checkpoints.describe(row).model_dump() for row in rows[offset : offset + limit]
-            ],
-            "cursor": {"offset": offset, "limit": limit, "total_count": len(rows)},
-        }
+        rows, cursor = _page(checkpoints.rows(self._owner, run))
+        described = [checkpoints.describe(row).model_dump() for row in rows]
+        return {"checkpoints": described, "cursor": cursor}
 
     def _training_runs(self) -> dict[str, Any]:
-        rows = self._service.runs(self._owner)
-        offset, limit = _page()
-        return {
-            "training_runs": [self._run(row) for row in rows[offset : offset + limit]],
-            "cursor": {"offset": offset, "limit": limit, "total_count": len(rows)},
-        }
+        rows, cursor = _page(self._service.runs(self._owner))
+        return {"training_runs": [self._run(row) for row in rows], "cursor": cursor}
 
     def _run(self, row: Any) -> dict[str, Any]:
         checkpoints = self._service.checkpoints
@@ -406,11 +389,12 @@ def _future(call: QueuedCall) -> dict[str, Any]:
     return {"request_id": call.id, "model_id": call.run}
 
 
-def _page() -> tuple[int, int]:
-    """Return offset and limit of this request."""
-    offset = request.args.get("offset", 0, type=int)
-    limit = request.args.get("limit", 20, type=int)
-    return max(0, offset), min(max(1, limit), 1000)
+def _page(rows: list[T]) -> tuple[list[T], dict[str, int]]:
+    """Return the rows that this request asks for, and the cursor of the answer."""
+    offset = max(0, request.args.get("offset", 0, type=int))
+    limit = min(max(1, request.args.get("limit", 20, type=int)), 1000)
+    cursor = {"offset": offset, "limit": limit, "total_count": len(rows)}
+    return rows[offset : offset + limit], cursor
 
 
 def _respond(value: Response | BaseModel | Mapping[str, Any]) -> Response:

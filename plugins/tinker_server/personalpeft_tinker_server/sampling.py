@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from personalpeft import Runtime
@@ -21,6 +20,7 @@ from personalpeft_tinker_server.checkpoints import Checkpoints
 from personalpeft_tinker_server.codec import read, read_tokens
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
+from personalpeft_tinker_server.losses import vocabulary_size
 from personalpeft_tinker_server.training import failure
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # such a call may exceed the first number, since a worker may take long to get free.
 _WORKERS = 16
 _MAX_WORKERS = 64
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Sampler:
@@ -41,7 +41,6 @@ class Sampler:
         futures: Has the calls.
         checkpoints: Has the weights.
         clock: The entropy of samples without a seed.
-        vocabulary: How many tokens the base has.
     """
 
     def __init__(
@@ -51,11 +50,9 @@ class Sampler:
         futures: Futures,
         checkpoints: Checkpoints,
         clock: Clock,
-        vocabulary: Callable[[], int],
     ) -> None:
         self._runtime, self._db, self._futures = runtime, database, futures
         self._checkpoints, self._clock = checkpoints, clock
-        self._vocabulary = vocabulary
         self._stopping = threading.Event()
         self._cancelled: set[str] = set()
         # The order of the owners is the order of their turns. The lock guards both.
@@ -141,12 +138,13 @@ class Sampler:
                 return self._futures.finish(call, outcome)
             except sqlite3.Error as error:
                 log.error("sampling: %s", format_origin(error))
-                if self._stopping.wait(_RETRY_SECONDS):
+                if self._stopping.wait(RETRY_SECONDS):
                     return None
 
     def _sample(self, call: QueuedCall, request: models.Sample) -> models.SampleResponse:
         prompt = read_tokens(request.prompt)
-        if not prompt or not all(0 <= token < self._vocabulary() for token in prompt):
+        vocabulary = vocabulary_size(self._runtime.base())
+        if not prompt or not all(0 <= token < vocabulary for token in prompt):
             raise InvalidInput(
                 "A prompt needs at least one token, and only tokens of the base.",
                 hint="Encode it with the tokenizer of the base.",

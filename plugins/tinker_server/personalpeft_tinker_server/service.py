@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
-from pathlib import Path
 from sqlite3 import Row
 
 from personalpeft import Runtime
+from personalpeft.adapters.types import Manifest
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
@@ -21,10 +20,10 @@ from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.sources import Sources
-from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer, sampler_id
+from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer
 
 # Runs with a call in the last minute, of clients that send heartbeats, that one owner may have.
-_MAX_RUNS = 16
+MAX_RUNS = 16
 # Seconds without a heartbeat after which a run is over. Until then its client may come back.
 _RUN_SECONDS = 24 * 3600.0
 # Seconds without a heartbeat after which weights that a client saved without a name are deleted.
@@ -54,14 +53,6 @@ class Options:
             tuple(name.strip() for name in aliases if name.strip()),
             environment.get(cls.TOKENIZER) or None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class RunShape:
-    """The rank and the projections of saved weights."""
-
-    rank: int
-    targets: tuple[str, ...]
 
 
 class Service:
@@ -97,11 +88,8 @@ class Service:
             self.checkpoints,
             steady,
             self._delete_old,
-            lambda: self._vocabulary,
         )
-        self._sampler = Sampler(
-            runtime, self._db, self.futures, self.checkpoints, clock, lambda: self._vocabulary
-        )
+        self._sampler = Sampler(runtime, self._db, self.futures, self.checkpoints, clock)
         if self.futures.queued(in_runs=True) or self.futures.queued(in_runs=False):
             self._start()
 
@@ -217,7 +205,7 @@ class Service:
             attn=lora.train_attn,
             mlp=lora.train_mlp,
         )
-        return self._queue(owner, "create_model", body, run, None, id_=call_id("create", run))
+        return self._queue(owner, "create_model", body, call_id("create", run), run=run)
 
     def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> QueuedCall:
         """Create a run of the shape of saved weights, and queue the call that loads them."""
@@ -233,13 +221,13 @@ class Service:
             attn=attn,
             mlp=mlp,
         )
-        return self._queue(owner, "load_weights", body, run, None, id_=call_id("create", run))
+        return self._queue(owner, "load_weights", body, call_id("create", run), run=run)
 
     def queue(self, owner: str, kind: str, body: bytes, run: str, seq: int | None) -> QueuedCall:
         """Queue a call of a run. Raises ``NotFound``, ``QueueFull``."""
         self.run(owner, run)
         id_ = None if seq is None else call_id(run, seq)
-        return self._queue(owner, kind, body, run, seq, id_=id_)
+        return self._queue(owner, kind, body, id_, run=run, seq=seq)
 
     def run(self, owner: str, run: str) -> Row:
         """Return the row of a run. Raises ``NotFound``."""
@@ -272,8 +260,8 @@ class Service:
         self._db.execute("update runs set open = 0 where id = ?", run)
         self._trainer.notify()
 
-    def weights_info(self, owner: str, path: str) -> tuple[str, RunShape]:
-        """Return the name of the base and the shape of saved weights. Raises ``NotFound``."""
+    def weights_info(self, owner: str, path: str) -> tuple[str, Manifest]:
+        """Return the name of the base and the manifest of saved weights. Raises ``NotFound``."""
         if path.startswith(USER_SCHEME):
             raise InvalidInput(
                 "The shape of a user's layer is that of the run.",
@@ -282,7 +270,7 @@ class Service:
         row = self.checkpoints.find(owner, path)
         manifest = self.checkpoints.manifest(row)
         base = json.loads(row["about"])["base"] or self._runtime.base().card.name
-        return base, RunShape(manifest.rank, manifest.targets)
+        return base, manifest
 
     # Sampling
 
@@ -297,14 +285,13 @@ class Service:
             raise InvalidInput(
                 "A sampler needs a base_model or a model_path.", hint="Send one of them."
             )
-        sampler = sampler_id(request.session_id, request.sampling_session_seq_id)
-        self._db.execute(
-            "insert or ignore into samplers (id, owner, session, model_path, base)"
-            " values (?, ?, ?, ?, ?)",
-            *(sampler, owner, request.session_id, request.model_path),
+        return self._db.add_sampler(
+            owner,
+            request.session_id,
+            request.sampling_session_seq_id,
+            request.model_path,
             request.base_model or self.base_names()[0],
         )
-        return sampler
 
     def sampler(self, owner: str, sampler: str) -> Row:
         """Return the row of a sampler. Raises ``NotFound``."""
@@ -319,31 +306,35 @@ class Service:
         if request.sampling_session_id is not None and request.seq_id is not None:
             # The sampler may be another owner's: that is found when the call is executed.
             id_ = call_id("sample", owner, request.sampling_session_id, request.seq_id)
-        return self._submit(owner, "sample", body, id_)
+        return self._queue(owner, "sample", body, id_)
 
     def interpolate(self, owner: str, body: bytes) -> QueuedCall:
         """Queue an interpolation of saved weights. Raises ``QueueFull``."""
-        return self._submit(owner, "interpolate", body, None)
+        return self._queue(owner, "interpolate", body)
 
     def cancel(self, owner: str, id_: str) -> None:
         """End a queued sampling call of an owner. Any other id is ignored."""
         if isinstance(self.futures.wait(owner, id_, 0), QueuedCall):
             self._sampler.cancel(id_)
 
-    def _submit(self, owner: str, kind: str, body: bytes, id_: str | None) -> QueuedCall:
-        self._start()
-        call = self.futures.submit(owner, kind, body, id_=id_)
-        if call.is_new:
-            self._sampler.submit(call)
-        return call
-
     def _queue(
-        self, owner: str, kind: str, body: bytes, run: str, seq: int | None, *, id_: str | None
+        self,
+        owner: str,
+        kind: str,
+        body: bytes,
+        id_: str | None = None,
+        *,
+        run: str | None = None,
+        seq: int | None = None,
     ) -> QueuedCall:
+        """Queue a call of a run for the trainer, and any other for the sampler."""
         self._start()
         call = self.futures.submit(owner, kind, body, id_=id_, run=run, seq=seq)
-        self._db.execute("update runs set seen = ? where id = ?", self._now(), run)
-        self._trainer.notify()
+        if run is not None:
+            self._db.execute("update runs set seen = ? where id = ?", self._now(), run)
+            self._trainer.notify()
+        elif call.is_new:
+            self._sampler.submit(call)
         return call
 
     def _add_run(
@@ -369,9 +360,9 @@ class Service:
             " or exists (select 1 from calls where run = runs.id and status = 'queued'))",
             *(owner, self._now() - SILENCE_SECONDS),
         )
-        if count["count"] >= _MAX_RUNS:
+        if count["count"] >= MAX_RUNS:
             raise QueueFull(
-                f"{_MAX_RUNS} runs of this token are in use.",
+                f"{MAX_RUNS} runs of this token are in use.",
                 hint="Leave one without calls for a minute, or end its client.",
                 retry_after=10.0,
             )
@@ -420,14 +411,6 @@ class Service:
         self.checkpoints.delete_expired()
         self.checkpoints.delete_temporary(self._now() - _TEMPORARY_SECONDS)
         self.futures.delete_old()
-
-    @cached_property
-    def _vocabulary(self) -> int:
-        config = self._runtime.base().folder / "config.json"
-        if not config.is_file():
-            return 2**31
-        sizes = json.loads(Path(config).read_text("utf-8"))
-        return int(sizes.get("vocab_size") or sizes["text_config"]["vocab_size"])
 
     def _now(self) -> float:
         return self._clock.now().timestamp()

@@ -20,13 +20,12 @@ import numpy as np
 import safetensors.numpy
 
 from personalpeft import PersonalPeftError, Runtime
-from personalpeft.backends.base import Session, SessionSpec
+from personalpeft.backends.base import AdamParams, ForwardResult, Session, SessionSpec
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints, Kind
 from personalpeft_tinker_server.codec import ForwardBackward, read, read_forward_backward
-from personalpeft_tinker_server.conversions import read_adam, write_pass
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import DatumLoss, build_losses
@@ -40,10 +39,10 @@ REFUSED = "refused"
 """The kind of a call that was refused when it was posted. Its body is the text of the error."""
 
 # Seconds between stores of a run's state. A restart executes the later calls again.
-_STORE_SECONDS = 30.0
+STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats and samples.
 _YIELD_SECONDS = 0.25
-_IDLE_SECONDS = 1.0
+IDLE_SECONDS = 1.0
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
 # Seconds without a call after which a run leaves memory. Clients never say that they are done.
@@ -80,7 +79,6 @@ class Trainer:
         checkpoints: Keeps saved weights.
         clock: The time.
         chores: Called every few seconds between calls.
-        vocabulary: How many tokens the base has.
     """
 
     def __init__(
@@ -91,11 +89,9 @@ class Trainer:
         checkpoints: Checkpoints,
         clock: Clock,
         chores: Callable[[], None],
-        vocabulary: Callable[[], int],
     ) -> None:
         self._runtime, self._db, self._futures = runtime, database, futures
         self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
-        self._vocabulary = vocabulary
         self._sources = Sources(runtime, database)
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
@@ -156,7 +152,7 @@ class Trainer:
                         self._drop(call.run)
                 with self._wake:
                     if not self._news and not self._stopping:
-                        self._wake.wait(_IDLE_SECONDS)
+                        self._wake.wait(IDLE_SECONDS)
                     self._news = False
         finally:
             for run in self._runs.values():
@@ -261,7 +257,7 @@ class Trainer:
                     self._fail(call, _not_finite())
                     continue
                 run.has_gradients |= backward
-                self._finish(call, write_pass(losses, own))
+                self._finish(call, _write_pass(losses, own))
 
     def _yield(self) -> None:
         """Let chats and samples go first, for a moment."""
@@ -272,8 +268,7 @@ class Trainer:
             request.loss_fn,
             request.data,
             request.config,
-            vocabulary=self._vocabulary(),
-            max_length=self._runtime.training_backend().max_length,
+            self._runtime.training_backend(),
         )
 
     def _single(self, call: QueuedCall) -> bytes:
@@ -288,7 +283,7 @@ class Trainer:
             return self._load(call, read(models.LoadWeights, body))
         run = self._open(call.run or "")
         if call.kind == "optim_step":
-            norm = run.session.optim_step(read_adam(read(models.OptimStep, body)))
+            norm = run.session.optim_step(_read_adam(read(models.OptimStep, body)))
             run.has_gradients = False
             if not math.isfinite(norm):
                 # A later start must not add them again.
@@ -311,22 +306,11 @@ class Trainer:
     def _reverse_kl(self, run: _Run, call: QueuedCall) -> models.ReverseKLResponse:
         request = read(models.ReverseKL, self._futures.body(call))
         backend = self._runtime.training_backend()
-        path = request.reference_model_path
-        sources = self._checkpoints.sources(call.owner, path)
-        adapter = self._checkpoints.adapter(call.owner, path)
-        # Asked twice, since a learn may promote another revision meanwhile.
-        sources |= self._checkpoints.sources(call.owner, path)
+        adapter, sources = self._checkpoints.adapter(call.owner, request.reference_model_path)
         self._sources.add(run.spec.run, sources)
         reference = open_reference(backend, adapter)
         try:
-            response = add_gradients(
-                backend,
-                run.session,
-                reference,
-                request,
-                vocabulary=self._vocabulary(),
-                between=self._yield,
-            )
+            response = add_gradients(backend, run.session, reference, request, between=self._yield)
         finally:
             reference.close()
         if not math.isfinite(response.metrics["loss:mean"]):
@@ -362,27 +346,20 @@ class Trainer:
         if request.sampling_session_seq_id is None:
             return _json(type="save_weights_for_sampler", path=path)
         (row,) = self._db.rows("select session from runs where id = ?", run.spec.run)
-        sampler = sampler_id(row["session"], request.sampling_session_seq_id)
-        self._db.execute(
-            "insert or ignore into samplers (id, owner, session, model_path, base)"
-            " values (?, ?, ?, ?, ?)",
-            *(sampler, call.owner, row["session"], path, run.spec.base),
+        sampler = self._db.add_sampler(
+            call.owner, row["session"], request.sampling_session_seq_id, path, run.spec.base
         )
         return _json(type="save_weights_for_sampler", sampling_session_id=sampler)
 
     def _load(self, call: QueuedCall, request: models.LoadWeights) -> bytes:
         run = self._open(call.run or "")
-        sources = self._checkpoints.sources(call.owner, request.path)
-        state = self._checkpoints.training_state(
+        state, parent, sources = self._checkpoints.training_state(
             run.spec, call.owner, request.path, optimizer=request.optimizer
         )
-        # Asked twice, since a learn may promote another revision meanwhile.
-        sources |= self._checkpoints.sources(call.owner, request.path)
         run.has_gradients = False
         run.session.restore(state)
         # The chores, which erase by them, run on this thread.
         self._sources.replace(run.spec.run, sources)
-        parent = self._checkpoints.digest(call.owner, request.path)
         run.spec = replace(run.spec, parent=parent)
         self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
         return _json(type="load_weights", path=request.path, model_id=call.run)
@@ -426,27 +403,21 @@ class Trainer:
 
     def _execute_again(self, run: _Run, call: QueuedCall) -> None:
         """Repeat the effect of a call on the session."""
-        body = self._futures.body(call)
         if call.kind in _PASSES:
-            request = _read_pass(body, call.kind)
+            request = _read_pass(self._futures.body(call), call.kind)
             if not request.forward_only:
                 backend = self._runtime.training_backend()
                 backend.forward_backward([run.session], [self._losses(request)])
                 run.has_gradients = True
-        elif call.kind == "optim_step":
-            run.session.optim_step(read_adam(read(models.OptimStep, body)))
-            run.has_gradients = False
-        elif call.kind == "reverse_kl":
-            self._reverse_kl(run, call)
-        elif call.kind == "load_weights":
-            self._load(call, read(models.LoadWeights, body))
+        elif call.kind in ("optim_step", "reverse_kl", "load_weights"):
+            self._single(call)
 
     def _finish(self, call: QueuedCall, result: bytes) -> None:
         self._futures.finish(call, Outcome(result, None, None))
         run = self._runs.get(call.run or "")
         if run is None or run.has_gradients:
             return
-        is_due = self._clock.timer() - run.stored >= _STORE_SECONDS
+        is_due = self._clock.timer() - run.stored >= STORE_SECONDS
         # What was loaded may be deleted, and could not be loaded again.
         if call.kind == "load_weights" or (call.kind == "optim_step" and is_due):
             self._store_state(run)
@@ -524,15 +495,36 @@ def _not_finite() -> InvalidInput:
 _PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})
 
 
-def sampler_id(session: str, seq: int) -> str:
-    """Return the id of the sampler with this number in its session, as the real service's."""
-    return f"{session}:sample:{seq}"
-
-
 def _read_pass(body: bytes, kind: str) -> ForwardBackward:
     return read_forward_backward(
         body, protobuf=kind == "forward_backward_protobuf", forward=kind == "forward"
     )
+
+
+def _read_adam(request: models.OptimStep) -> AdamParams:
+    params = request.adam_params
+    if params is None:
+        raise InvalidInput("The only optimizer is AdamW.", hint="Send AdamParams.")
+    return AdamParams(
+        params.learning_rate,
+        params.beta1,
+        params.beta2,
+        params.eps,
+        params.weight_decay,
+        params.grad_clip_norm or None,
+    )
+
+
+def _write_pass(losses: Sequence[DatumLoss], results: Sequence[ForwardResult]) -> bytes:
+    """Return the results of a pass as the JSON of a ``ForwardBackwardOutput``."""
+    outputs = []
+    for loss, result in zip(losses, results, strict=True):
+        logprobs = loss.logprobs(result)
+        tensor = models.Tensor(data=logprobs.ravel().tolist(), shape=list(logprobs.shape))
+        outputs.append({"logprobs": tensor})
+    total = sum(result.loss for result in results)
+    output = models.ForwardBackwardOutput(loss_fn_outputs=outputs, metrics={"loss:sum": total})
+    return output.model_dump_json().encode()
 
 
 def failure(error: Exception) -> Outcome:

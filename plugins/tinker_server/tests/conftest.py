@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tinker_makers import TinkerServer, open_server
+from tinker_makers import TinkerServer, open_server, serving
 
 from personalpeft.memory.embedder import HashEmbedder
 
@@ -49,6 +49,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, float32: None) -> Iterator[
     """A server that the tests of a module share; each has sessions of its own."""
     with open_server(tmp_path_factory.mktemp("home")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def url(server: TinkerServer) -> Iterator[str]:
+    """The address of the server on a socket."""
+    with serving(server) as address:
+        yield address
 
 
 @pytest.fixture

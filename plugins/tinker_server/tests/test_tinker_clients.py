@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tinker_makers import PYTHONS, TinkerServer, sdk_pythons, serving
+from tinker_makers import PYTHONS, TinkerServer, sdk_pythons
 
 programs = sdk_pythons()
-
-
-@pytest.fixture(scope="module")
-def url(server: TinkerServer) -> Iterator[str]:
-    with serving(server) as address:
-        yield address
 
 
 @pytest.mark.skipif(not programs, reason=f"{PYTHONS} names no Python with the tinker SDK")

@@ -20,7 +20,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from tinker_makers import BASE, TEXT, datum, passed
+from tinker_makers import BASE, TEXT, Client, datum, loss_of
 
 import personalpeft
 
@@ -28,28 +28,21 @@ KILLS = int(os.environ.get("PERSONALPEFT_TINKER_KILLS", "3"))
 _PATIENCE = 60.0
 
 
-class Trainer:
-    """A client that trains and saves, and repeats every request until it is answered."""
+class RetryingClient(Client):
+    """A client over a socket that repeats every request until it is answered."""
 
-    def __init__(self, url: str, secret: str) -> None:
-        self._url, self._secret = url, secret
-        self.saved: dict[str, int] = {}
-        self.losses: list[float] = []
-        self._seq = 0
-        session = self.post("create_session", {})["session_id"]
-        body = {"session_id": session, "model_seq_id": 0, "base_model": BASE}
-        lora = {"rank": 4, "seed": 1}
-        made = self.post("create_model", {**body, "lora_config": lora})
-        self.run = made["model_id"]
-        self.result(made["request_id"])
+    patience = 600.0
 
-    def post(self, path: str, body: Any) -> Any:
+    def __init__(self, port: int, secret: str) -> None:
+        self._url, self.secret = f"http://127.0.0.1:{port}/tinker/api/v1", secret
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             request = Request(
                 f"{self._url}/{path}",
                 json.dumps(body).encode(),
-                {"X-Api-Key": self._secret, "Content-Type": "application/json"},
+                {"X-Api-Key": self.secret, "Content-Type": "application/json"},
             )
             try:
                 with urlopen(request, timeout=45) as answer:
@@ -62,25 +55,19 @@ class Trainer:
                 time.sleep(0.05)
         raise AssertionError("no server answers")
 
-    def result(self, request: str) -> Any:
-        while True:
-            found = self.post("retrieve_future", {"request_id": request})
-            assert "error" not in found, found
-            if found.get("type") != "try_again":
-                return found
 
-    def call(self, route: str, **body: Any) -> Any:
-        self._seq += 1
-        sent = {"model_id": self.run, "seq_id": self._seq, **body}
-        return self.result(self.post(route, sent)["request_id"])
+class Trainer:
+    """A run that saves after each step."""
+
+    def __init__(self, client: Client) -> None:
+        self._run = client.session().run()
+        self.saved: list[str] = []
+        self.losses: list[float] = []
 
     def step(self) -> None:
-        one = passed([datum(TEXT)], "cross_entropy")
-        output = self.call("forward_backward", forward_backward_input=one)
-        self.losses.append(output["metrics"]["loss:sum"])
-        self.call("optim_step", adam_params={"learning_rate": 1e-3})
-        path = self.call("save_weights", path=f"step-{len(self.losses)}")["path"]
-        self.saved[path] = len(self.losses)
+        self.losses.append(loss_of(self._run.forward_backward([datum(TEXT)])))
+        self._run.step(1e-3)
+        self.saved.append(self._run.save(f"step-{len(self.losses)}"))
 
 
 @contextmanager
@@ -107,11 +94,12 @@ def test_every_acknowledged_save_is_there_after_kills_and_the_client_goes_on(
     draw = random.Random(4)
     done = threading.Event()
     problems: list[BaseException] = []
+    client = RetryingClient(port, secret)
     clients: list[Trainer] = []
 
     def train() -> None:
         try:
-            clients.append(Trainer(f"http://127.0.0.1:{port}/tinker/api/v1", secret))
+            clients.append(Trainer(client))
             while not done.is_set():
                 clients[0].step()
         except BaseException as error:  # noqa: BLE001 - the test raises it
@@ -134,11 +122,11 @@ def test_every_acknowledged_save_is_there_after_kills_and_the_client_goes_on(
         done.set()
         thread.join(_PATIENCE)
         assert problems == []
-        client = clients[0]
-        for path in client.saved:
+        (trainer,) = clients
+        for path in trainer.saved:
             assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
         # As one run without a kill: no step was lost or made twice.
-        again = Trainer(f"http://127.0.0.1:{port}/tinker/api/v1", secret)
-        for _ in client.losses:
+        again = Trainer(client)
+        for _ in trainer.losses:
             again.step()
-        assert client.losses == pytest.approx(again.losses, rel=1e-3)
+        assert trainer.losses == pytest.approx(again.losses, rel=1e-3)

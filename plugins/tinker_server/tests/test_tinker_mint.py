@@ -11,10 +11,10 @@ import pytest
 from tinker_makers import (
     TEXT,
     CallFailed,
-    Client,
     Run,
     Session,
     TinkerServer,
+    checkpoint_route,
     tensor,
     tokens,
 )
@@ -137,12 +137,6 @@ def test_a_run_continues_after_a_restart_though_the_reference_was_deleted(
         run.step()
     undisturbed, run = runs
     expected = undisturbed.train(2)
-    name = reference.removeprefix("tinker://")
-    run_id, kind, checkpoint = name.split("/")
-    deleted = session.client.ask(
-        "DELETE", f"training_runs/{run_id}/checkpoints/{kind}/{checkpoint}"
-    )
+    deleted = session.client.ask("DELETE", checkpoint_route(reference))
     assert deleted.status_code == 204
-    client = Client(start().app, session.client.secret)
-    again = Run(Session(client, session.id), run.id, run.seq)
-    assert again.train(2) == pytest.approx(expected, rel=1e-6)
+    assert run.on(start()).train(2) == pytest.approx(expected, rel=1e-6)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinker_makers import TinkerServer, open_server, sdk_pythons, serving
+from tinker_makers import TinkerServer, open_server, sdk_pythons
 
 from personalpeft_tinker_server.service import Options
 
@@ -110,12 +110,6 @@ def folder(server: TinkerServer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         "  - split: test\n    path: main/test.jsonl\n---\n"
     )
     return root
-
-
-@pytest.fixture(scope="module")
-def url(server: TinkerServer) -> Iterator[str]:
-    with serving(server) as address:
-        yield address
 
 
 @pytest.mark.timeout(1800)

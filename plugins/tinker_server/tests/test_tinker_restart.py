@@ -14,10 +14,9 @@ import tinker_makers
 from tinker_makers import (
     TEXT,
     CallFailed,
-    Client,
-    Run,
     Session,
     TinkerServer,
+    checkpoint_route,
     datum,
     loss_of,
     passed,
@@ -28,12 +27,6 @@ from personalpeft_tinker_server import database, futures, sampling, service, tra
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
-
-
-def on(server: TinkerServer, run: Run) -> Run:
-    """Return a client's run on a server that was started again."""
-    client = Client(server.app, run.session.client.secret)
-    return Run(Session(client, run.session.id), run.id, run.seq)
 
 
 def refuse_results(
@@ -57,14 +50,14 @@ def test_a_run_continues_as_if_there_had_been_no_restart(
     start: Start, monkeypatch: pytest.MonkeyPatch, store_seconds: float
 ) -> None:
     """With a stored state after each step, and with all calls executed again."""
-    monkeypatch.setattr(training, "_STORE_SECONDS", store_seconds)
+    monkeypatch.setattr(training, "STORE_SECONDS", store_seconds)
     server = start()
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(6)
     losses = run.train(2)
     losses.append(loss_of(run.forward_backward([datum(TEXT)])))
     # Stopped between a pass and its step: the gradients must come back.
-    run = on(start(), run)
+    run = run.on(start())
     run.step()
     losses += run.train(3)
     assert losses == pytest.approx(expected, rel=1e-6)
@@ -85,7 +78,7 @@ def test_results_and_queued_calls_survive(start: Start) -> None:
             "base_model": "tiny-random",
         },
     )["request_id"]
-    run = on(start(), run)
+    run = run.on(start())
     client = run.session.client
     assert client.result(done) == before
     assert client.result(sample)["sequences"]
@@ -99,7 +92,7 @@ def test_saved_weights_survive(start: Start) -> None:
     run.train(2)
     path = run.save("kept")
     sampled = run.save("served", "save_weights_for_sampler")
-    run = on(start(), run)
+    run = run.on(start())
     session = Session(run.session.client, run.session.id, runs=1)
     other = session.run(seed=9)
     other.call("load_weights", path=path, optimizer=True)
@@ -145,7 +138,7 @@ def test_a_pass_that_fails_in_the_server_leaves_nothing_behind(
 def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(training, "IDLE_SECONDS", 0.05)
     server = start()
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(4)
@@ -161,7 +154,7 @@ def test_a_pass_whose_result_cannot_be_stored_at_once_counts_once(
 def test_a_sample_whose_result_cannot_be_stored_at_once_is_stored_later(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "RETRY_SECONDS", 0.05)
     server = start()
     session = server.session()
     failures = refuse_results(server, monkeypatch, 3)
@@ -173,13 +166,12 @@ def test_a_run_goes_on_after_a_restart_without_the_weights_that_it_loaded(start:
     server = start()
     run = server.session().run()
     run.train(2)
-    run.save("loaded")
-    run.call("load_weights", path=f"tinker://{run.id}/weights/loaded", optimizer=True)
+    path = run.save("loaded")
+    run.call("load_weights", path=path, optimizer=True)
     before = run.forward([datum(TEXT)])
     client = run.session.client
-    place = f"training_runs/{run.id}/checkpoints/weights/loaded"
-    assert client.ask("DELETE", place).status_code == 204
-    run = on(start(), run)
+    assert client.ask("DELETE", checkpoint_route(path)).status_code == 204
+    run = run.on(start())
     assert run.forward([datum(TEXT)]) == before
 
 
@@ -203,13 +195,13 @@ def test_a_run_does_not_go_on_on_another_base(
         save_file({name: array[::-1].copy() for name, array in tensors.items()}, file)
     with monkeypatch.context() as patch:
         patch.setattr(tinker_makers, "BASE", str(other))
-        moved = on(start(), run)
+        moved = run.on(start())
         for call in (moved.step, lambda: moved.forward([datum(TEXT)]), lambda: moved.save("x")):
             with pytest.raises(CallFailed, match="on another base") as failed:
                 call()
             assert failed.value.args[1] == "user"
     # On its own base it goes on.
-    back = on(start(), moved)
+    back = moved.on(start())
     back.step()
     losses += back.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
@@ -226,7 +218,7 @@ def test_a_run_of_an_earlier_version_goes_on(start: Start) -> None:
         db.execute("alter table runs drop column base_digest")
         db.execute("drop table sources")
         db.commit()
-    losses += on(start(), run).train(1)
+    losses += run.on(start()).train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
@@ -243,7 +235,7 @@ def test_a_second_server_of_the_home_is_refused(start: Start) -> None:
 def test_runs_of_active_clients_are_limited_and_those_of_others_do_not_count(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_MAX_RUNS", 1)
+    monkeypatch.setattr(service, "MAX_RUNS", 1)
     server = start()
     client = server.client("ada")
     session = client.session()
@@ -262,7 +254,7 @@ def test_runs_of_active_clients_are_limited_and_those_of_others_do_not_count(
 def test_calls_beyond_the_queue_are_refused_and_may_be_repeated(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futures, "_MAX_QUEUED", 2)
+    monkeypatch.setattr(futures, "MAX_QUEUED", 2)
     run = start().session().run()
     step = {"model_id": run.id, "adam_params": {}}
     client = run.session.client

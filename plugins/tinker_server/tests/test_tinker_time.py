@@ -10,10 +10,7 @@ from tinker_makers import (
     BASE,
     TEXT,
     CallFailed,
-    Client,
     MovedClock,
-    Run,
-    Session,
     TinkerServer,
     datum,
     loss_of,
@@ -115,7 +112,7 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     timed: TinkerServer, moved: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep in one process never ends its runs, since no SDK does."""
-    monkeypatch.setattr(service, "_MAX_RUNS", 2)
+    monkeypatch.setattr(service, "MAX_RUNS", 2)
     session = timed.session()
     undisturbed = timed.session().run()
     expected = undisturbed.train(3)
@@ -178,8 +175,7 @@ def test_a_missing_number_may_still_come_after_a_restart(
         later = run.submit("optim_step", run.seq + 2, adam_params={})
     moved.advance(HOUR)
     with open_server(tmp_path / "home", clock=clock) as opened:
-        client = Client(opened.app, run.session.client.secret)
         opened.extension.service.do_chores()
-        run = Run(Session(client, run.session.id), run.id, run.seq)
+        run = run.on(opened)
         run.forward_backward([datum(TEXT)])
-        assert client.result(later)["metrics"]
+        assert run.session.client.result(later)["metrics"]

@@ -20,6 +20,7 @@ from tinker_makers import (
     Run,
     Session,
     TinkerServer,
+    checkpoint_route,
     datum,
     logprobs_of,
     passed,
@@ -51,7 +52,7 @@ class Owner:
 
     @property
     def checkpoint(self) -> str:
-        return _checkpoint(self.weights)
+        return checkpoint_route(self.weights)
 
     @classmethod
     def create(cls, server: TinkerServer, user: str | None, seed: int) -> Owner:
@@ -69,12 +70,6 @@ class Owner:
         """Sample from the saved weights, with a seed."""
         sampler = self.session.sampler(self.weights)
         return self.session.sample(sampler, PROMPT, num_samples=2, prompt_logprobs=True)
-
-
-def _checkpoint(weights: str) -> str:
-    """Return the route of saved weights."""
-    run, kind, name = weights.removeprefix("tinker://").split("/")
-    return f"training_runs/{run}/checkpoints/{kind}/{name}"
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +215,7 @@ def _requests(session: str, request: str, own_run: Run) -> Iterator[Request]:
     """Yield all requests that name a session, its first run, sampler and weights, or a request."""
     run, sampler = f"{session}:train:0", f"{session}:sample:0"
     weights = f"tinker://{run}/sampler_weights/mine"
-    checkpoint = _checkpoint(weights)
+    checkpoint = checkpoint_route(weights)
     for path in (
         f"sessions/{session}",
         f"samplers/{sampler}",

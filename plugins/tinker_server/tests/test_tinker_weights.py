@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinker_makers import TEXT, CallFailed, TinkerServer, datum, loss_of
+from tinker_makers import TEXT, CallFailed, TinkerServer, checkpoint_route, datum, loss_of
 
 DATA = [datum(TEXT)]
 
@@ -106,7 +106,7 @@ def test_weights_name_those_that_their_run_was_loaded_from(
 def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None:
     session = server.session()
     run = session.run()
-    run.save("first")
+    first = run.save("first")
     run.save("second", "save_weights_for_sampler")
     client = session.client
     listed = client.get(f"training_runs/{run.id}/checkpoints")["checkpoints"]
@@ -115,9 +115,7 @@ def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None
     assert client.get(f"training_runs/{run.id}")["last_checkpoint"]["checkpoint_id"] == (
         "weights/first"
     )
-    assert (
-        client.ask("DELETE", f"training_runs/{run.id}/checkpoints/weights/first").status_code == 204
-    )
+    assert client.ask("DELETE", checkpoint_route(first)).status_code == 204
     left = client.get("checkpoints")["checkpoints"]
     assert [each["checkpoint_id"] for each in left] == ["sampler_weights/second"]
 
@@ -129,8 +127,9 @@ def test_weights_expire(server: TinkerServer) -> None:
     client = session.client
     (listed,) = client.get("checkpoints")["checkpoints"]
     assert listed["expires_at"] is not None
-    place = f"training_runs/{run.id}/checkpoints/weights/soon"
-    assert client.ask("PUT", f"{place}/ttl", {"ttl_seconds": None}).status_code == 204
+    assert (
+        client.ask("PUT", f"{checkpoint_route(path)}/ttl", {"ttl_seconds": None}).status_code == 204
+    )
     (kept,) = client.get("checkpoints")["checkpoints"]
     assert kept["expires_at"] is None
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
@@ -140,7 +139,7 @@ def test_published_weights_can_be_read_and_not_changed_by_others(server: TinkerS
     ada, bob = server.session("ada"), server.session("bob")
     run = ada.run()
     path = run.save("open", "save_weights_for_sampler")
-    place = f"training_runs/{run.id}/checkpoints/sampler_weights/open"
+    place = checkpoint_route(path)
     assert ada.client.ask("POST", f"{place}/publish").status_code == 204
     assert bob.sample(bob.sampler(path), TEXT[:4])["sequences"]
     assert bob.client.ask("DELETE", place).status_code == 404

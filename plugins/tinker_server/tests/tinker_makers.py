@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flask import Flask
 
@@ -110,10 +110,11 @@ class CallFailed(Exception):
 
 @dataclass
 class Client:
-    """Sends requests with a token, as an SDK does."""
+    """Sends requests with a token, as an SDK does. A call may take ``patience`` seconds."""
 
     app: Flask
     secret: str
+    patience: ClassVar[float] = 30.0
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
         headers = {
@@ -140,9 +141,9 @@ class Client:
         assert response.status_code == 200, response.get_data(as_text=True)
         return response.get_json()
 
-    def result(self, request_id: str, seconds: float = 30) -> Any:
+    def result(self, request_id: str) -> Any:
         """Poll for the result of a call. Raises ``CallFailed``."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + self.patience
         while time.monotonic() < end:
             found = self.post("retrieve_future", {"request_id": request_id})
             if "error" in found:
@@ -157,8 +158,7 @@ class Client:
 
     def archive(self, path: str, folder: Path) -> Path:
         """Download a checkpoint as a PEFT folder."""
-        run, kind, name = path.removeprefix("tinker://").split("/")
-        redirect = self.ask("GET", f"training_runs/{run}/checkpoints/{kind}/{name}/archive")
+        redirect = self.ask("GET", f"{checkpoint_route(path)}/archive")
         assert redirect.status_code == 302
         link = redirect.headers["Location"].partition("/tinker/api/v1/")[2]
         # The link needs no token.
@@ -223,6 +223,11 @@ class Run:
     id: str
     seq: int = field(default=0)
 
+    def on(self, server: TinkerServer) -> Run:
+        """Return this run for its client on a server that was started again."""
+        client = server.client(token=self.session.client.secret)
+        return Run(Session(client, self.session.id), self.id, self.seq)
+
     def submit(self, route: str, seq: int | None = None, **body: Any) -> str:
         """Post a call and return the id of its request."""
         if seq is None:
@@ -258,6 +263,12 @@ class Run:
     def save(self, name: str, kind: str = "save_weights", **more: Any) -> str:
         path: str = self.call(kind, path=name, **more)["path"]
         return path
+
+
+def checkpoint_route(path: str) -> str:
+    """Return the route of saved weights."""
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    return f"training_runs/{run}/checkpoints/{kind}/{name}"
 
 
 def tokens(values: Sequence[int]) -> dict[str, Any]:

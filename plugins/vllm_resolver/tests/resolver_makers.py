@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -138,6 +139,32 @@ def random_stack(base: Base, seed: int) -> PublishedAdapter:
     tensors = save(peft_tensors(pairs, rank, base.architecture), metadata={"format": "pt"})
     files = {FILES[0]: json.dumps(config).encode(), FILES[1]: tensors}
     return PublishedAdapter(compute_digest(files), rank, files)
+
+
+def change_weights(folder: Path) -> None:
+    """Make a copy of a stack invalid: its weights are others."""
+    (folder / FILES[1]).write_bytes(b"other numbers")
+
+
+def delete_weights(folder: Path) -> None:
+    """Make a copy of a stack invalid: its weights are missing."""
+    (folder / FILES[1]).unlink()
+
+
+def enlarge_config(folder: Path) -> None:
+    """Make a copy of a stack invalid: its configuration is too large."""
+    (folder / FILES[0]).write_bytes(bytes(2 << 20))
+
+
+def request_completion(url: str, model: str) -> str:
+    """Send a completion as any client of OpenAI's API does."""
+    body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
+    asked = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(asked, timeout=60) as answer:
+        return str(json.loads(answer.read())["choices"][0]["text"])
 
 
 def write_stack(made: PublishedAdapter, folder: Path) -> Path:

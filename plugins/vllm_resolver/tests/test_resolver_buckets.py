@@ -16,7 +16,10 @@ import pytest
 from resolver_makers import (
     TOKEN,
     cache,
+    change_weights,
     copies_in,
+    delete_weights,
+    enlarge_config,
     file_of,
     held,
     learned,
@@ -87,25 +90,15 @@ def test_a_published_and_copied_stack_is_pulled_by_name(
     assert SECRET not in caplog.text
 
 
-def other_numbers(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").write_bytes(b"other numbers")
-
-
-def half(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").unlink()
-
-
-def huge_config(folder: Path) -> None:
-    (folder / "adapter_config.json").write_bytes(bytes(2 << 20))
-
-
 def a_folder_in_its_place(folder: Path) -> None:
-    half(folder)
+    delete_weights(folder)
     (folder / "adapter_model.safetensors").mkdir()
     (folder / "adapter_model.safetensors" / "more").write_bytes(b"more")
 
 
-@pytest.mark.parametrize("spoil", [other_numbers, half, huge_config, a_folder_in_its_place])
+@pytest.mark.parametrize(
+    "spoil", [change_weights, delete_weights, enlarge_config, a_folder_in_its_place]
+)
 def test_an_invalid_stack_in_a_bucket_is_not_resolved_and_leaves_nothing(
     tmp_path: Path,
     filled: Callable[[Path], str],
@@ -124,7 +117,7 @@ def test_an_invalid_stack_in_a_bucket_is_not_resolved_and_leaves_nothing(
 def test_a_pipe_in_a_mounted_bucket_blocks_no_request(tmp_path: Path) -> None:
     made = stack()
     folder = write_stack(made, tmp_path / made.digest)
-    half(folder)
+    delete_weights(folder)
     os.mkfifo(folder / "adapter_model.safetensors")
     with closing(cache(tmp_path, bucket=f"file://{tmp_path}")) as pulled:
         assert pulled.get(made.digest) is None
@@ -139,7 +132,7 @@ def test_sources_are_tried_in_the_order_folder_bucket_server(
         for each in having:
             write_stack(each, tmp_path / place / each.digest)
     # A stack of the folder must not be requested from the bucket.
-    other_numbers(tmp_path / "bucket" / in_all.digest)
+    change_weights(tmp_path / "bucket" / in_all.digest)
     with (
         raw_server(lambda line, request: line.sendall(ok(file_of(at_server, request)))) as (
             url,

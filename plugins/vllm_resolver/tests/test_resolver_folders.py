@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resolver_makers import cache, copies_in, held, learned, stack
+from resolver_makers import (
+    cache,
+    change_weights,
+    copies_in,
+    delete_weights,
+    enlarge_config,
+    held,
+    learned,
+    stack,
+)
 
 import personalpeft
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
@@ -62,29 +71,17 @@ def test_only_valid_stack_names_are_resolved(name: str) -> None:
     assert parse_digest(name) == (digest if is_ours else None)
 
 
-def changed(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").write_bytes(b"other numbers")
-
-
-def half(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").unlink()
-
-
 def linked(folder: Path) -> None:
     target = (folder / "adapter_config.json").rename(folder.parent / "elsewhere")
     (folder / "adapter_config.json").symlink_to(target)
 
 
 def piped(folder: Path) -> None:
-    half(folder)
+    delete_weights(folder)
     os.mkfifo(folder / "adapter_model.safetensors")
 
 
-def huge_config(folder: Path) -> None:
-    (folder / "adapter_config.json").write_bytes(bytes(2 << 20))
-
-
-@pytest.mark.parametrize("spoil", [changed, half, linked, piped, huge_config])
+@pytest.mark.parametrize("spoil", [change_weights, delete_weights, enlarge_config, linked, piped])
 def test_an_invalid_stack_is_not_resolved_and_leaves_nothing(
     tmp_path: Path,
     shared: Path,

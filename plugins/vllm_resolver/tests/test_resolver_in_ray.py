@@ -6,16 +6,21 @@ Requests return to the replica that has their stack. Needs a Python with vLLM an
 
 from __future__ import annotations
 
-import json
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, write_stack
+from resolver_makers import (
+    PLUGIN,
+    PYTHON,
+    card_for_vllm,
+    random_stack,
+    request_completion,
+    write_stack,
+)
 from s3_maker import BUCKET, copy_to, has_s3, s3_server
 
 import personalpeft
@@ -143,7 +148,7 @@ def test_a_stack_published_into_object_storage_is_pulled_by_name(
     names = [each.name for each in done.stacks if each.name]
 
     def ask_all() -> list[str]:
-        return [completed(fleet.url, name) for name in names]
+        return [request_completion(fleet.url, name) for name in names]
 
     with pytest.raises(urllib.error.HTTPError, match="404"):
         ask_all()
@@ -179,21 +184,9 @@ def test_users_who_learned_on_another_machine_are_served_by_name(
     copy_to(storage, "fleet", done.folder)
 
     def ask_all() -> list[str]:
-        return [completed(fleet.url, name) for name in names]
+        return [request_completion(fleet.url, name) for name in names]
 
     reply_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
-
-
-def completed(url: str, model: str) -> str:
-    """Send a completion as any client of OpenAI's API does."""
-    body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
-    asked = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        asked, timeout=60
-    ) as answer:
-        return str(json.loads(answer.read())["choices"][0]["text"])
 
 
 def test_concurrent_first_requests_for_a_stack_are_all_answered(
@@ -211,6 +204,6 @@ def test_concurrent_first_requests_for_a_stack_are_all_answered(
 
 def test_an_unknown_stack_is_not_found(fleet: Fleet) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        completed(fleet.url, f"personalpeft:{'0' * 64}")
+        request_completion(fleet.url, f"personalpeft:{'0' * 64}")
     assert refused.value.code == 404
     assert b"does not exist" in refused.value.read()

@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from resolver_makers import (
     card_for_vllm,
     copies_in,
     random_stack,
+    request_completion,
     stack,
     write_stack,
 )
@@ -125,7 +126,7 @@ def base(place: Path) -> Base:
 
 
 @pytest.fixture(scope="module")
-def request_completion(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
+def complete(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
     """Request completions from a server with two adapter slots, a folder and a bucket."""
     environment = {
         "PERSONALPEFT_RESOLVER_FOLDER": str(place / "shared"),
@@ -147,52 +148,32 @@ def request_completion(base: Base, place: Path) -> Iterator[Callable[[str], str]
         environment=environment,
         echo=print,
     ) as server:
-
-        def request_completion(model: str) -> str:
-            body = {
-                "model": model,
-                "prompt": "How do I boil an egg?",
-                "max_tokens": 8,
-                "temperature": 0,
-            }
-            asked = urllib.request.Request(
-                f"{server.url}/v1/completions",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                asked, timeout=60
-            ) as answer:
-                return str(json.loads(answer.read())["choices"][0]["text"])
-
-        yield request_completion
+        yield partial(request_completion, server.url)
 
 
 @pytest.mark.timeout(900)
 def test_a_server_serves_stacks_it_did_not_know_also_after_their_publisher_ended(
-    request_completion: Callable[[str], str], base: Base, place: Path
+    complete: Callable[[str], str], base: Base, place: Path
 ) -> None:
     # More stacks than slots, so that it reads the others again.
     stacks = [random_stack(base, seed) for seed in range(4)]
     with closing(PublishedAdapterFolder(place / "shared", "program")) as folders:
         for each in stacks:
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                request_completion(each.name)
+                complete(each.name)
             folders.put(each)
-        bare, *first = [
-            request_completion(name) for name in ("base", *(each.name for each in stacks))
-        ]
+        bare, *first = [complete(name) for name in ("base", *(each.name for each in stacks))]
         assert len({bare, *first}) == 1 + len(stacks)
         for each in stacks:
             folders.remove(each.digest)
-        assert [request_completion(each.name) for each in stacks] == first
-        assert request_completion("base") == bare
+        assert [complete(each.name) for each in stacks] == first
+        assert complete("base") == bare
         assert {each.digest for each in stacks} <= set(copies_in(place))
 
 
 @pytest.mark.timeout(900)
 def test_a_server_serves_published_stacks_of_users_without_a_running_home(
-    request_completion: Callable[[str], str],
+    complete: Callable[[str], str],
     base: Base,
     place: Path,
     tmp_path: Path,
@@ -209,13 +190,13 @@ def test_a_server_serves_published_stacks_of_users_without_a_running_home(
     assert adas.name
     assert bos.stacks[0].name
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        request_completion(bos.stacks[0].name)
+        complete(bos.stacks[0].name)
     # As `aws s3 sync` would copy it.
     shutil.copytree(bos.folder, place / "bucket")
     answers = [
-        request_completion("base"),
-        request_completion(adas.name),
-        request_completion(bos.stacks[0].name),
+        complete("base"),
+        complete(adas.name),
+        complete(bos.stacks[0].name),
     ]
     assert len(set(answers)) == 3
     assert {adas.name[13:], bos.stacks[0].name[13:]} <= set(copies_in(place))

@@ -33,11 +33,11 @@ def walkthrough_policy(task: str, state: State, rng: random.Random) -> str | Non
     return state.advice or random_policy(task, state, rng)
 
 
-def noisy(policy: Policy, noise: float = NOISE) -> Policy:
-    """Return a policy that takes any action with probability ``noise``."""
+def noisy(policy: Policy, noise: float = NOISE, mistake: Policy = random_policy) -> Policy:
+    """Return a policy that makes a mistake, by default any action, with probability ``noise``."""
 
     def choose(task: str, state: State, rng: random.Random) -> str | None:
-        return (random_policy if rng.random() < noise else policy)(task, state, rng)
+        return (mistake if rng.random() < noise else policy)(task, state, rng)
 
     return choose
 

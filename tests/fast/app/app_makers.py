@@ -22,14 +22,14 @@ _SLOWLY = """
 import sys, time
 from personalpeft.backends import fake
 seconds = float(sys.argv.pop(1))
-learn, write = fake._FakeSession.step, fake.FakeBackend.step
+learn, write = fake.FakeSession.step, fake.FakeBackend.step
 def slow_learn(self, *args):
     time.sleep(seconds)
     return learn(self, *args)
 def slow_write(self):
     time.sleep(seconds)
     return write(self)
-fake._FakeSession.step, fake.FakeBackend.step = slow_learn, slow_write
+fake.FakeSession.step, fake.FakeBackend.step = slow_learn, slow_write
 from personalpeft_app.cli import main
 main()
 """

@@ -37,7 +37,7 @@ def _nothing(text: str) -> None:
 def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmDouble]:
     """The stand-in for the vLLM server that the benchmark would start."""
     # Its replies are not a model's.
-    monkeypatch.setattr("personalpeft.backends.vllm.model_check._MAX_DIFFERENCE", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check.MAX_DIFFERENCE", 100.0)
     # Its load requests all arrive at once.
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
     with run_double(VllmDouble(tiny_base, slots=engines_vllm.STACKS + 1)) as double:
@@ -54,9 +54,9 @@ def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmDou
 @pytest.fixture
 def fleet(tiny_base: Base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fleet]:
     """One fleet of stand-ins for replicas behind Ray Serve, used for both fleet sizes."""
-    monkeypatch.setattr("personalpeft.backends.vllm.model_check._MAX_DIFFERENCE", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check.MAX_DIFFERENCE", 100.0)
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
-    monkeypatch.setattr(engines_fleet, "_TOLD_SECONDS", 0)
+    monkeypatch.setattr(engines_fleet, "REPORT_SECONDS", 0)
     monkeypatch.setattr(engines_fleet, "example", lambda python: tmp_path / "example.yaml")
     with run_double(VllmDouble(tiny_base)) as double:
         double.resolver = tmp_path / "stacks"

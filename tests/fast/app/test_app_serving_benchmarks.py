@@ -102,7 +102,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setenv(vllm.VARIABLE, str(path))
         return path
 
-    monkeypatch.setattr(vllm, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(vllm, "END_SECONDS", 0.2)
     return make
 
 
@@ -159,7 +159,7 @@ def test_attach_times_files_host_memory_and_peft() -> None:
 def test_publish_times_other_streams_and_both_handovers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publish, "_PAUSE", 0.01)
+    monkeypatch.setattr(publish, "PAUSE_SECONDS", 0.01)
     result = publish.bench_publish(_BASE, repetitions=1, tokens=24, echo=_nothing)
     assert set(result.ratios) == {"stall_p99", "stall_sampled_p99", "sampled_vs_greedy"}
     assert result.published > 0

@@ -54,7 +54,7 @@ def test_a_long_pass_equals_short_ones(
 
     whole, parts = (torch_tiny.session(session_spec(torch_tiny)) for _ in range(2))
     ((*first,),) = torch_tiny.forward_backward([whole], [losses(torch_tiny)], logprobs=True)
-    monkeypatch.setattr(module, "_FORWARD_TOKENS", {"cpu": 8})
+    monkeypatch.setattr(module, "FORWARD_TOKENS", {"cpu": 8})
     passes: list[None] = []
     ((*second,),) = torch_tiny.forward_backward(
         [parts], [losses(torch_tiny)], logprobs=True, between=lambda: passes.append(None)

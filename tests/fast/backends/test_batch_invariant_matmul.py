@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from personalpeft.backends.torch import batch_invariant_matmul
 from personalpeft.backends.torch.batch_invariant_matmul import (
     ProductChooser,
     ProductKind,
@@ -140,16 +141,23 @@ def test_a_choice_is_cached_and_a_damaged_cache_is_measured_again(tmp_path: Path
         assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
 
 
-def test_a_failing_or_wrong_product_is_not_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(*arguments: object) -> Tensor:
-        raise RuntimeError("could not create a primitive descriptor")
+def fails(*arguments: object) -> Tensor:
+    raise RuntimeError("could not create a primitive descriptor")
 
-    for multiply in (fails, lambda x, *rest: torch.zeros(*x.shape[:-1], SHAPE.outputs)):
-        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiply)
-        assert not is_usable(ProductKind.PACKED, SHAPE)
-        assert ProductChooser((1,), None).choose(SHAPE).kind is ProductKind.PLAIN
+
+def gives_zeros(x: Tensor) -> Tensor:
+    return torch.zeros(*x.shape[:-1], SHAPE.outputs)
+
+
+@pytest.mark.parametrize("product", [fails, gives_zeros])
+def test_a_failing_or_wrong_product_is_not_chosen(
+    product: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        batch_invariant_matmul, "make_packed_product", lambda weight, bias: (product, weight)
+    )
+    assert not is_usable(ProductKind.PACKED, SHAPE)
+    assert ProductChooser((1,), None).choose(SHAPE).kind is ProductKind.PLAIN
 
 
 def test_padding_never_changes_other_rows() -> None:

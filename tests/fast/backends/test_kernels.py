@@ -464,15 +464,11 @@ def test_a_damaged_library_in_the_cache_is_rebuilt(
         assert {path.name for path in built.parent.iterdir()} == {built.name, "compiling.lock"}
 
 
-def test_without_a_gpu_the_reference_operations_serve_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "_lazy_init", lambda: (_ for _ in ()).throw(RuntimeError("no NVIDIA driver"))
-    )
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_without_a_gpu_the_reference_operations_serve_with_a_reason() -> None:
     kernels, why = choose_ops(torch.device("cuda"), torch.bfloat16, None)
     assert kernels.name == "plain"
-    assert "NVIDIA" in why or "Triton" in why
+    assert "Triton" in why
 
 
 @pytest.mark.exhaustive

@@ -28,13 +28,18 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, ModelShape, make_gguf_base, unpack_base
 
+from personalpeft.backends.torch import model_runner
 from personalpeft.backends.torch.backend import TorchBackend
 from personalpeft.backends.torch.device import DeviceChoice
 from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.base_models.gguf.mapped import MappedTensor, map_gguf
-from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, MappedMatrix, map_weights
+from personalpeft.base_models.mapped_weights import (
+    MAPPED_FORMATS,
+    MappedTensor,
+    map_gguf,
+    map_weights,
+)
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -103,14 +108,14 @@ def test_the_kernel_unpacks_the_values_of_llama_cpp(
         # Every half number: finite, some of them subnormal.
         for offset in (208,) if block is BlockFormat.Q6_K else (0, 2):
             blocks[:, :, offset + 1] &= 0xBF
-    tensor = MappedTensor("x", block, (8, columns), data)
     ops, reference = CpuOps(shared_cache, dtype), Ops(torch.device("cpu"), dtype)
     for head in (0, 4):
+        tensor = MappedTensor("x", block, (8, columns), data, head)
         for rows, part in ((slice(0, 8), slice(0, 512)), (slice(3, 7), slice(256, 512))):
             shape = (rows.stop - rows.start, part.stop - part.start)
             found, expected = (torch.full(shape, 7.0, dtype=dtype) for _ in range(2))
-            ops.unpack(MappedMatrix(tensor, head), rows, part, found)
-            reference.unpack(MappedMatrix(tensor, head), rows, part, expected)
+            ops.unpack(tensor, rows, part, found)
+            reference.unpack(tensor, rows, part, expected)
             assert torch.equal(found, expected)
 
 
@@ -195,14 +200,17 @@ def test_blocks_computed_twice_give_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
     shared_cache: Path,
 ) -> None:
-    if kernels == "compiled kernels":
-        backend = torch_backend(make_base(), weights="mapped", cache=shared_cache)
-    else:
-        base = unpack_base(make_base(), TINY, tmp_path / "plain")
-        backend = TorchBackend(base, where=device_choice("float32"), weights="loaded")
+    base = make_base()
+    if kernels == "plain kernels":
+        base = unpack_base(base, TINY, tmp_path / "plain")
     found = set()
-    for most in (0, 1 << 30):
-        monkeypatch.setattr(backend._model, "_most_tokens", most)
+    for most in (0, 1 << 40):
+        monkeypatch.setattr(model_runner, "LOADED_ACTIVATIONS", most)
+        monkeypatch.setattr(model_runner, "MAPPED_ACTIVATIONS", most)
+        if kernels == "compiled kernels":
+            backend = torch_backend(base, weights="mapped", cache=shared_cache)
+        else:
+            backend = TorchBackend(base, where=device_choice("float32"), weights="loaded")
         session = backend.session(session_spec(backend))
         train(session, training_steps(backend, 3))
         found.add(bytes_of(session))

@@ -194,7 +194,7 @@ def test_a_gpu_holds_as_many_tokens_as_its_free_memory_allows(
     blocks = {}
     for free in (2**22, 2**24, 2**40):
         fake_gpu(monkeypatch, free)
-        blocks[free] = torch_backend._num_blocks(model, 64)
+        blocks[free] = torch_backend.default_num_blocks(model, 64)
     assert 3.9 < blocks[2**24] / blocks[2**22] < 4.1
     # Not more than all rows can use.
     assert blocks[2**40] * KV_BLOCK_SIZE == 64 * tiny_base.card.context

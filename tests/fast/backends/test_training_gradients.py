@@ -271,7 +271,7 @@ def test_passes_of_any_token_budget_change_nothing(
     torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [session.weights() for session in train_together(torch_tiny, (0, 3, 0))]
-    monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS_TOKENS", 100)
+    monkeypatch.setattr("personalpeft.backends.torch.training.session.PASS_TOKENS", 100)
     in_passes = [session.weights() for session in train_together(torch_tiny, (0, 3, 0))]
     for one, other in zip(at_once, in_passes, strict=True):
         assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)

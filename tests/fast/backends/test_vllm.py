@@ -468,7 +468,7 @@ def test_an_unresponsive_server_is_not_taken_for_a_stopped_one(
     double: VllmDouble, open_on: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still has the names, and may read their folders."""
-    monkeypatch.setattr("personalpeft.backends.vllm.transport._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("personalpeft.backends.vllm.transport.CONNECT_SECONDS", 0.5)
     double.closes_connections = True
     backend = open_on(double)
     with double.busy():

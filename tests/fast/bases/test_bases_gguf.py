@@ -15,8 +15,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
+from personalpeft.base_models.files import weights_of
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.gguf.writer import resolve_gguf_file, weights_of, write_gguf
+from personalpeft.base_models.gguf.writer import resolve_gguf_file, write_gguf
 from personalpeft.base_models.types import Base
 
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]

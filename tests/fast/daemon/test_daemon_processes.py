@@ -24,11 +24,11 @@ _DAEMON = """
 import sys, time
 from personalpeft.backends import fake
 seconds = float(sys.argv.pop(1))
-learn = fake._FakeSession.step
+learn = fake.FakeSession.step
 def slow(self, *args):
     time.sleep(seconds)
     return learn(self, *args)
-fake._FakeSession.step = slow
+fake.FakeSession.step = slow
 from personalpeft_app.cli import main
 main()
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -101,6 +102,30 @@ def test_no_renamed_module_class_or_function_of_the_faces_is_left() -> None:
         faces(), r"^ *(?:export )?(?:async )?(?:def|function) ([a-zA-Z]\w+)", OLD_FACE_FUNCTIONS
     )
     assert (modules, classes, functions) == (set(), set(), set())
+
+
+def patched_names(node: ast.AST) -> list[str]:
+    """Return all names in the target of a patch: of what is replaced, and where it is."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Call) and re.search(r"\b(set|del)attr$", ast.unparse(node.func)):
+        # The first argument may be a dotted name. Then a value follows.
+        targets = node.args[: 1 if isinstance(node.args[0], ast.Constant) else 2]
+    elif isinstance(node, ast.Assign):
+        targets = [each for each in node.targets if not ast.unparse(each).startswith("self.")]
+        targets = [each for each in targets if isinstance(each, ast.Attribute)]
+    return [name for each in targets for name in re.findall(r"\w+", ast.unparse(each))]
+
+
+def test_no_test_patches_a_private_name() -> None:
+    paths = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "plugins").glob("*/tests/*.py")]
+    patches = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for name in patched_names(node)
+        if re.match("_(?!_)", name)
+    ]
+    assert patches == []
 
 
 def test_no_two_modules_import_each_other_directly_or_indirectly() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import anthropic
 import pytest
 from http_makers import Caller, LocalServer
+from runtime_makers import fix_reply
 
 from personalpeft import Runtime
-from personalpeft.backends.fake import FakeBackend
 
 HELLO = [{"role": "user", "content": "Hello"}]
 # Anthropic's client has no type for it any more.
@@ -194,9 +194,7 @@ def test_a_reply_without_its_required_tool_call_is_an_error(
         "tools": [WEATHER],
         "messages": HELLO,
     }
-    monkeypatch.setattr(
-        FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
-    )
+    fix_reply(monkeypatch, " nonsense")
     with pytest.raises(anthropic.InternalServerError):
         client.with_options(max_retries=2).messages.create(
             **parameters, tool_choice={"type": "any"}
@@ -208,7 +206,7 @@ def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
+    fix_reply(monkeypatch, call * 2)
     parameters: dict[str, Any] = {
         "model": "ada",
         "max_tokens": 200,

@@ -13,12 +13,12 @@ import numpy as np
 import openai
 import pytest
 from http_makers import Caller, LocalServer, admin_caller
+from runtime_makers import fix_reply
 from tool_templates import CALLS
 
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.backends import fake
-from personalpeft.backends.fake import FakeBackend
 from personalpeft.types import ToolFormat
 from personalpeft_app.http.server import make_app
 
@@ -401,9 +401,7 @@ def test_a_missing_required_tool_call_is_an_error_and_a_truncated_reply_is_not(
     asked = {"model": "ada", "tools": [WEATHER], "messages": HELLO, "tool_choice": "required"}
     cut = client.chat.completions.create(**asked, max_tokens=3).choices[0]
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
-    monkeypatch.setattr(
-        FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
-    )
+    fix_reply(monkeypatch, " nonsense")
     ada = site.runtime.user("ada")
     count = len(ada.turns())
     with pytest.raises(openai.InternalServerError):
@@ -417,7 +415,7 @@ def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
+    fix_reply(monkeypatch, call * 2)
     for parallel, count in ((True, 2), (False, 1)):
         got = client.chat.completions.create(
             model="ada", messages=HELLO, tools=[WEATHER], parallel_tool_calls=parallel
@@ -444,8 +442,7 @@ def test_a_call_is_returned_in_whatever_format_the_base_writes_it(
             (several[tool_format], True, 2),
             (several[tool_format], False, 1),
         ):
-            encoded = runtime.engine().backend.encode(reply)
-            monkeypatch.setattr(FakeBackend, "_reply", lambda *args, encoded=encoded: encoded)
+            fix_reply(monkeypatch, reply)
             asked = {"tools": [WEATHER], "parallel_tool_calls": parallel}
             got = caller.post(
                 "/v1/chat/completions", {"model": "ada", "messages": HELLO, **asked}

@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 from http_makers import Caller, LocalServer, admin_caller
+from runtime_makers import fix_reply
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.http.server import make_app
 
 
@@ -82,7 +82,7 @@ def test_a_stream_of_events_ends_with_the_whole_response(
 def test_an_error_in_a_stream_continues_the_numbers_of_its_events(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode("No."))
+    fix_reply(monkeypatch, "No.")
     events = list(
         client.responses.create(
             model="ada", input="Hello", tools=[WEATHER], tool_choice="required", stream=True
@@ -179,7 +179,7 @@ def test_tool_calls_are_streamed_with_the_text_around_them(
     site: LocalServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = 'Let me see.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\nSo much for that.'
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(said))
+    fix_reply(monkeypatch, said)
     parameters: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER]}
     whole = client.responses.create(**parameters)
     with client.responses.stream(**parameters) as stream:

@@ -138,7 +138,7 @@ def test_practice_resumes_after_a_failed_step(
 ) -> None:
     from personalpeft.backends import fake
 
-    session, good, calls = fake._FakeSession, fake._FakeSession.step, iter(range(9))
+    session, good, calls = fake.FakeSession, fake.FakeSession.step, iter(range(9))
 
     def failing(self: Any, *given: Any) -> float:
         if next(calls, None) is None:

@@ -18,7 +18,7 @@ import pytest
 from runtime_makers import ask, correct, greedy, home_unchanged, open_runtime, quick_card
 
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
-from personalpeft.backends.fake import FakeBackend, _FakeSession
+from personalpeft.backends.fake import FakeBackend, FakeSession
 from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
@@ -316,7 +316,7 @@ class StepKiller:
 @pytest.mark.parametrize(
     ("base", "session", "imitate", "rounds", "kills"),
     [
-        ("fake", _FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}),
+        ("fake", FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}),
         pytest.param("tiny", TorchSession, 1, 2, {2, 4}, marks=pytest.mark.exhaustive),
     ],
     ids=["fake", "a model"],
@@ -452,9 +452,9 @@ def test_practice_yields_to_foreground_requests_before_each_step(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    step, give_way = _FakeSession.step, Engine.yield_to_foreground
+    step, give_way = FakeSession.step, Engine.yield_to_foreground
 
-    def recording_step(session: _FakeSession, *given: Any) -> float:
+    def recording_step(session: FakeSession, *given: Any) -> float:
         order.append("step")
         return step(session, *given)
 
@@ -462,7 +462,7 @@ def test_practice_yields_to_foreground_requests_before_each_step(
         order.append("gave way")
         give_way(engine, longest)
 
-    monkeypatch.setattr(_FakeSession, "step", recording_step)
+    monkeypatch.setattr(FakeSession, "step", recording_step)
     monkeypatch.setattr(Engine, "yield_to_foreground", recording_yield)
     report = ada.practice("email", verifier=RecordingVerifier(passes_half), **SOON)
     before = [one for one, other in pairwise(order) if other == "step"]
@@ -474,7 +474,7 @@ def test_paused_practice_submits_nothing_while_chats_are_served(
     home: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     paused, reached = threading.Event(), threading.Event()
-    admit, step = FakeBackend.admit, _FakeSession.step
+    admit, step = FakeBackend.admit, FakeSession.step
     done: list[str] = []
 
     def record(what: str, count: int) -> None:
@@ -488,12 +488,12 @@ def test_paused_practice_submits_nothing_while_chats_are_served(
             record("it tries", 10)
         return admit(backend, row)
 
-    def recording_step(session: _FakeSession, *given: Any) -> float:
+    def recording_step(session: FakeSession, *given: Any) -> float:
         record("a step", 2)
         return step(session, *given)
 
     monkeypatch.setattr(FakeBackend, "admit", recording_admit)
-    monkeypatch.setattr(_FakeSession, "step", recording_step)
+    monkeypatch.setattr(FakeSession, "step", recording_step)
     with open_runtime(home) as runtime:
         reports: list[LearnReport] = []
         ada = runtime.user("ada")

@@ -4,6 +4,7 @@ in a stable order.
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -111,6 +112,18 @@ def test_facts_are_demonstrated_in_the_language_of_the_question(
     assert fact in last.content
     wanted = load_demonstrations(language) if language else ()
     assert [message.content for message in demonstrations[1::2]] == [each.answer for each in wanted]
+
+
+def test_fact_is_found_where_the_model_of_languages_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("py3langid.classify", fail)
+    with opened(tmp_path, MiniLM()) as home:
+        home.fact("ada", "Mein Hund heißt Krümel.")
+        assert "Krümel" in home.ask("ada", "Wie heißt mein Hund?").messages[-1].content
 
 
 def test_each_turn_of_a_conversation_begins_with_the_turns_before_it(

@@ -309,7 +309,7 @@ def test_feedback_on_another_users_turn_is_refused(sample_home: SampleHome) -> N
         (lambda ada: ada.remember("I am 40.", questions=[5]), "question"),
         (lambda ada: ada.learn(steps=1.5), "steps"),
         (lambda ada: ada.learn(seconds="5"), "seconds"),
-        (lambda ada: ada.learn(max_memory_mb=True), "MB"),
+        (lambda ada: ada.learn(max_memory_mb=True), "max_memory_mb"),
         (lambda ada: ada.practice("sums", verifier="sums", rounds=1.5), "rounds"),
         (lambda ada: ada.practice("sums", verifier="sums", seconds="x"), "seconds"),
         (lambda ada: ada.activity_summary("24h"), "'24h'"),

@@ -36,6 +36,7 @@ from personalpeft import (
     User,
 )
 from personalpeft.backends.fake import FakeBackend
+from personalpeft.clock import Clock
 from personalpeft.types import Message, SignalKind
 
 
@@ -219,15 +220,15 @@ def test_reply_refused_by_a_full_queue_leaves_no_turn(
 def test_reply_past_its_deadline_is_recorded_as_far_as_it_came(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_runtime(home) as runtime:
+    steps = list[None]()
+    # Each step takes a second.
+    with open_runtime(home, clock=Clock(timer=lambda: float(len(steps)))) as runtime:
         ada = runtime.user("ada")
         whole = ask(ada, "hello").text
-        step, steps = FakeBackend.step, list[None]()
+        step = FakeBackend.step
         monkeypatch.setattr(
             FakeBackend, "step", lambda backend: steps.append(None) or step(backend)
         )
-        # Each step takes a second.
-        monkeypatch.setattr(runtime.engine(), "_timer", lambda: float(len(steps)))
         stream = ada.stream("hello", temperature=0, timeout=3)
         heard: list[str] = []
         with pytest.raises(DeadlineExceeded) as late:

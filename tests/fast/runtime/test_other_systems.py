@@ -144,7 +144,6 @@ def test_a_file_that_is_open_for_a_moment_is_replaced(
 def test_a_file_that_stays_open_is_named_and_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_RENAME_PAUSE", 0.0)
     with open_runtime(home) as runtime:
         key, _ = runtime.api_keys.create("ada")
         monkeypatch.setattr(os, "replace", _refuse(10**6))

@@ -24,7 +24,7 @@ from runtime_makers import (
 
 from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtime, User, host
 from personalpeft.adapters.types import LoRAWeights
-from personalpeft.backends.fake import _FakeSession as FakeSession
+from personalpeft.backends.fake import FakeSession
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.types import Revision
 

@@ -97,7 +97,7 @@ class SteppedBackend(FakeBackend):
 
     def __init__(self, *, slots: int = 2, rows: int = 4) -> None:
         super().__init__(BASE, slots=slots, rows=rows)
-        self._may = threading.Semaphore(0)
+        self.hold()
         self._free = False
         self.entered: SimpleQueue[None] = SimpleQueue()
         self.left: SimpleQueue[int] = SimpleQueue()
@@ -109,6 +109,10 @@ class SteppedBackend(FakeBackend):
     def go(self, steps: int = 1) -> None:
         """Allow ``steps`` more steps."""
         self._may.release(steps)
+
+    def hold(self) -> None:
+        """Allow no more steps."""
+        self._may = threading.Semaphore(0)
 
     def run(self) -> None:
         """Allow all further steps."""

@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_at_once_with_a_time_to_retry(source: AdapterSource
         stepped.go(20)
         assert first.text
         wait_until(lambda: engine.metrics()["num_requests_running"] == 0)
-        stepped._may = type(stepped._may)(0)
+        stepped.hold()
         readers = [ask(engine, request((1,), user="ada"))]
         wait_for_running(engine, 1)
         readers += [ask(engine, request((1,), user=user)) for user in ("bo", "cy")]

@@ -315,7 +315,7 @@ class MixingBackend(SteppedBackend):
         number = super().admit(row)
         if number is not None and number % 3 == 2 and len(self._running) > 1:
             live, before = self._running[number], next(iter(self._running.values()))
-            live.reply = self._reply(live.state, before.stack)
+            live.reply = self.reply(live.state, before.stack)
         return number
 
 

@@ -162,7 +162,7 @@ def cramped(tiny_base: Base, shared_cache: Path) -> Iterator[Engine]:
     from personalpeft.backends.torch import backend as torch_backend
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_backend, "_num_blocks", lambda model, rows: 6)
+        patch.setattr(torch_backend, "default_num_blocks", lambda model, rows: 6)
         backend = torch_backend.TorchBackend(tiny_base, slots=2, rows=4, cache=shared_cache)
     engine = Engine(backend, AdapterSource(tiny_base), Serving(slots=2, max_batch=4))
     yield engine

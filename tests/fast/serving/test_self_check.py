@@ -56,7 +56,7 @@ class ForgetfulBackend(FakeBackend):
             # The first request's token list, which has the same length.
             live.state = copy(row)
             live.state.prompt_tokens = first.prompt_tokens
-            live.reply = self._reply(first, live.stack)
+            live.reply = self.reply(first, live.stack)
         return number
 
 

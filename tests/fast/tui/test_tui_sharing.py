@@ -20,7 +20,7 @@ pytestmark = pytest.mark.exhaustive
 
 @pytest.fixture(autouse=True)
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(screen, "WATCH_SECONDS", 0.05)
 
 
 def other(runtime: Runtime) -> Runtime:

@@ -124,16 +124,14 @@ async def open_tui(
     load: Callable[[], None] | None = None,
 ) -> AsyncIterator[TuiDriver]:
     """Open a user's chat. The other arguments are those of ``run_tui``."""
-    session = UserSession(runtime, runtime.user(user), _as_unexpected)
-    if load is not None:
-        plain = session._runtime.engine
 
-        class _Loading:
-            def engine(self) -> object:
+    class Session(UserSession):
+        def load(self) -> None:
+            if load is not None:
                 load()
-                return plain()
+            super().load()
 
-        session._runtime = _Loading()  # type: ignore[assignment]
+    session = Session(runtime, runtime.user(user), _as_unexpected)
     app = Tui(session, TaskHandle())
     messages: list[str] = []
     notify = app.notify

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
+from runtime_makers import fix_reply
 from web_makers import Site, Visit, correct, new_visit
-
-from personalpeft.backends.fake import FakeBackend
 
 pytestmark = pytest.mark.exhaustive
 
@@ -112,7 +111,7 @@ def test_axe_finds_nothing_in_open_menus_a_foreign_learn_and_a_full_reply(
         + "x" * 90
         + "\n```\nend"
     )
-    monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack: self.encode(text))
+    fix_reply(monkeypatch, text)
     with (
         new_visit(browser, used_site, **how) as visit,
         used_site.runtime._services.store.leases.acquire("learn-ada"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from http_makers import SlowSteps
 from playwright.sync_api import expect
+from runtime_makers import fix_reply
 from web_makers import Site, Visit, correct
-
-from personalpeft.backends.fake import FakeBackend
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='hacked'\">",
@@ -25,11 +24,7 @@ def test_hostile_text_stays_text_in_every_view(
     site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada = site.runtime.user("ada")
-    monkeypatch.setattr(
-        FakeBackend,
-        "_reply",
-        lambda self, row, stack: self.encode(HOSTILE[0]) + self.encode(HOSTILE[1]),
-    )
+    fix_reply(monkeypatch, HOSTILE[0] + HOSTILE[1])
     for number, text in enumerate(HOSTILE):
         reply = ada.chat(text)
         ada.feedback(reply, edit=f"{text} {number}")
@@ -68,9 +63,7 @@ def test_hostile_markup_is_harmless_while_streaming_and_afterwards(
     page = visit.open()
     shown = []
     for number, text in enumerate(HOSTILE):
-        monkeypatch.setattr(
-            FakeBackend, "_reply", lambda self, row, stack, text=text: self.encode(text)
-        )
+        fix_reply(monkeypatch, text)
         shown.append(visit.ask(f"Hello {number}").locator(".reply").inner_text())
     assert ["hacked" in text for text in shown] == ["hacked" in text for text in HOSTILE]
     assert shown[0] == HOSTILE[0]

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.training_ops import TrainingOps
-from personalpeft.base_models.mapped_weights import MappedMatrix
+from personalpeft.base_models.mapped_weights import MappedTensor
 
 # Tokens in a block of the key-value cache.
 KV_BLOCK_SIZE = 32
@@ -256,7 +256,7 @@ class Ops:
             seen &= query_positions - key_positions < params.window
         return attention(q, k, v, seen, params)
 
-    def unpack(self, matrix: MappedMatrix, rows: slice, columns: slice, out: Tensor) -> None:
+    def unpack(self, matrix: MappedTensor, rows: slice, columns: slice, out: Tensor) -> None:
         """Unpack a part of a matrix, in transformers' order of rows.
 
         Args:

@@ -21,7 +21,7 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
 from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
-from personalpeft.base_models.mapped_weights import MappedMatrix
+from personalpeft.base_models.mapped_weights import MappedTensor
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -117,13 +117,12 @@ class CpuOps(Ops):
         )
         return out
 
-    def unpack(self, matrix: MappedMatrix, rows: slice, columns: slice, out: Tensor) -> None:
-        tensor = matrix.tensor
-        block = tensor.block_elements
+    def unpack(self, matrix: MappedTensor, rows: slice, columns: slice, out: Tensor) -> None:
+        block = matrix.block_elements
         self._functions["unpack_blocks"](
-            int(tensor.format),
-            tensor.data.ctypes.data,
-            tensor.data.strides[0],
+            int(matrix.format),
+            matrix.data.ctypes.data,
+            matrix.data.strides[0],
             rows.start,
             rows.stop - rows.start,
             columns.start // block,

@@ -22,6 +22,7 @@ from personalpeft.backends.base import (
     Continuation,
     ForwardResult,
     Loss,
+    Session,
     SessionSpec,
 )
 from personalpeft.backends.torch.lora_bank import LoRABank
@@ -42,9 +43,9 @@ from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
 # (docs/explanation/learning.md).
-_PASS_TOKENS = 256
+PASS_TOKENS = 256
 # Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
-_FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
+FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
 class TorchSession:
@@ -99,7 +100,7 @@ class TorchSession:
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         """Take one optimizer step on the sum of the terms' losses, and return that loss."""
-        (loss,) = advance(self._model, [self], [terms], [learning_rate])
+        (loss,) = _step(self._model, [_SessionTerms.of(self, terms)], [learning_rate])
         return loss
 
     def segment(self, begin: int, end: int) -> TrainedSegment:
@@ -226,81 +227,80 @@ class _SessionTerms:
         return cls(session, terms, list(items))
 
 
-def advance(
-    model: ModelRunner,
-    sessions: Sequence[TorchSession],
-    terms: Sequence[Sequence[Loss]],
-    rates: Sequence[float],
-) -> tuple[float, ...]:
-    """Take one step of each session, several sessions in a pass.
+class TrainingPasses:
+    """The passes of ``TrainingBackend`` over several sessions. A subclass sets ``_model``."""
 
-    Args:
-        model: The base of all sessions.
-        sessions: Different open sessions.
-        terms: The losses of each.
-        rates: The learning rate of each.
+    _model: ModelRunner
 
-    Returns:
-        The loss of each session.
-    """
-    if not len(sessions) == len(terms) == len(rates):
-        raise ValueError("sessions, terms and rates must have the same length")
-    parts = [_SessionTerms.of(session, own) for session, own in zip(sessions, terms, strict=True)]
-    losses: list[float] = []
-    sizes = [len(pack(part.continuations).tokens) for part in parts]
-    for group in split_by_size(sizes, _PASS_TOKENS):
-        results = _run_pass(model, parts[group], backward=True, logprobs=False)
-        for part, rate, (loss, _) in zip(parts[group], rates[group], results, strict=True):
-            part.session.optim_step(part.session.default_params(rate))
-            losses.append(loss)
-    return tuple(losses)
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        """See ``TrainingBackend.advance``."""
+        if not len(sessions) == len(terms) == len(rates):
+            raise ValueError("sessions, terms and rates must have the same length")
+        parts = list(map(_SessionTerms.of, self._own(sessions), terms))
+        losses: list[float] = []
+        sizes = [len(pack(part.continuations).tokens) for part in parts]
+        for group in split_by_size(sizes, PASS_TOKENS):
+            losses += _step(self._model, parts[group], rates[group])
+        return tuple(losses)
 
+    def forward_backward(
+        self,
+        sessions: Sequence[Session],
+        terms: Sequence[Sequence[Loss]],
+        *,
+        backward: bool = True,
+        logprobs: bool = False,
+        between: Callable[[], None] = lambda: None,
+    ) -> tuple[tuple[ForwardResult, ...], ...]:
+        """See ``TrainingBackend.forward_backward``.
 
-def forward_backward(
-    model: ModelRunner,
-    sessions: Sequence[TorchSession],
-    terms: Sequence[Sequence[Loss]],
-    *,
-    backward: bool,
-    logprobs: bool,
-    between: Callable[[], None] = lambda: None,
-) -> tuple[tuple[ForwardResult, ...], ...]:
-    """Compute losses, and add their gradients to the sessions'.
-
-    The losses of a session are split over passes, since their gradients add up.
-
-    Args:
-        model: The base.
-        sessions, terms, backward, logprobs, between: As for ``Backend.forward_backward``.
-
-    Returns:
-        The result of each loss of each session.
-
-    Raises:
-        ValueError: ``sessions`` and ``terms`` differ in length.
-    """
-    if len(sessions) != len(terms):
-        raise ValueError("sessions and terms must have the same length")
-    units = [
-        _SessionTerms.of(session, [term])
-        for session, own in zip(sessions, terms, strict=True)
-        for term in own
-    ]
-    results: dict[TorchSession, list[ForwardResult]] = {session: [] for session in sessions}
-    limit = _FORWARD_TOKENS.get(model.where.device.type, _FORWARD_TOKENS["cpu"])
-    sizes = [len(pack(unit.continuations).tokens) for unit in units]
-    for group in split_by_size(sizes, limit):
-        # Units of one session are neighbours, so its part of a pass is one range of tokens.
-        parts = [
-            _SessionTerms.of(session, [term for unit in own for term in unit.terms])
-            for session, own in groupby(units[group], key=lambda unit: unit.session)
+        The losses of a session are split over passes, since their gradients add up.
+        """
+        if len(sessions) != len(terms):
+            raise ValueError("sessions and terms must have the same length")
+        own_sessions = self._own(sessions)
+        units = [
+            _SessionTerms.of(session, [term])
+            for session, own in zip(own_sessions, terms, strict=True)
+            for term in own
         ]
-        between()
-        for part, (_, own_results) in zip(
-            parts, _run_pass(model, parts, backward=backward, logprobs=logprobs), strict=True
-        ):
-            results[part.session] += own_results
-    return tuple(tuple(results[session]) for session in sessions)
+        results: dict[TorchSession, list[ForwardResult]] = {each: [] for each in own_sessions}
+        limit = FORWARD_TOKENS.get(self._model.where.device.type, FORWARD_TOKENS["cpu"])
+        sizes = [len(pack(unit.continuations).tokens) for unit in units]
+        for group in split_by_size(sizes, limit):
+            # Units of one session are neighbours, so its part of a pass is one range of tokens.
+            parts = [
+                _SessionTerms.of(session, [term for unit in own for term in unit.terms])
+                for session, own in groupby(units[group], key=lambda unit: unit.session)
+            ]
+            between()
+            passed = _run_pass(self._model, parts, backward=backward, logprobs=logprobs)
+            for part, (_, own_results) in zip(parts, passed, strict=True):
+                results[part.session] += own_results
+        return tuple(tuple(results[session]) for session in own_sessions)
+
+    def _own(self, sessions: Sequence[Session]) -> list[TorchSession]:
+        """Return the sessions, checked. Raises ``ValueError``."""
+        own = dict.fromkeys(
+            session
+            for session in sessions
+            if isinstance(session, TorchSession) and session.is_open_on(self._model)
+        )
+        if len(own) < len(sessions):
+            raise ValueError("sessions must be distinct open sessions of this backend")
+        return list(own)
+
+
+def _step(
+    model: ModelRunner, parts: Sequence[_SessionTerms], rates: Sequence[float]
+) -> list[float]:
+    """Take one step of each session in one pass, and return their losses."""
+    results = _run_pass(model, parts, backward=True, logprobs=False)
+    for part, rate in zip(parts, rates, strict=True):
+        part.session.optim_step(part.session.default_params(rate))
+    return [loss for loss, _ in results]
 
 
 def _run_pass(
