@@ -6,6 +6,7 @@ the chain from the stored value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -211,17 +212,14 @@ def find_lost_blobs(store: Store) -> tuple[LostBlob, ...]:
     named = [digest for _, digests in _pages(store.database, sql) for digest in digests]
     # Outside a transaction, since hashing takes long.
     lost = [each for each in named if not store.blobs.is_intact(store.blobs.expected_path(each))]
-    owners: dict[str, list[tuple[str, int, str]]] = {}
-    sql = "select user, seq, id from revision where digest = ? order by user, seq"
-    with store.database.read_transaction() as db:
-        for digest in lost:
-            found = fetch_all(db, sql, digest)
-            owners[digest] = [(row["user"], row["seq"], row["id"]) for row in found]
-    return tuple(
-        LostBlob(digest, tuple((user, revision) for user, _, revision in named_by))
-        for digest, named_by in sorted(owners.items(), key=lambda item: item[1])
-        if named_by
+    sql = (
+        "select digest, user, id from revision"
+        " where digest in (select value from json_each(?)) order by user, seq"
     )
+    owners: dict[str, list[tuple[str, str]]] = {}
+    for row in store.database.fetch_all(sql, json.dumps(lost)):
+        owners.setdefault(row["digest"], []).append((row["user"], row["id"]))
+    return tuple(LostBlob(digest, tuple(named_by)) for digest, named_by in owners.items())
 
 
 def _check_files(store: Store) -> Iterator[Problem]:

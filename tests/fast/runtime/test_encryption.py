@@ -373,6 +373,9 @@ def test_key_in_the_keyring_opens_the_home_and_stands_in_no_file(
     keyring = pytest.importorskip("keyring")
     from keyring.backend import KeyringBackend
 
+    # Before the class, which would be the best of all that are known.
+    present = keyring.get_keyring()
+
     class InMemory(KeyringBackend):
         priority = 5
         kept: dict[tuple[str, str], str] = {}  # noqa: RUF012
@@ -383,7 +386,6 @@ def test_key_in_the_keyring_opens_the_home_and_stands_in_no_file(
         def set_password(self, service: str, username: str, password: str) -> None:
             self.kept[service, username] = password
 
-    present = keyring.get_keyring()
     keyring.set_keyring(InMemory())
     try:
         assert personalpeft.encrypt(plain).source == "keyring"
