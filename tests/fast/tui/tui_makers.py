@@ -18,18 +18,9 @@ from textual.pilot import Pilot
 
 from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.composer import Composer
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
-
-
-class UnexpectedError(PersonalPeftError):
-    """An exception that the terminal chat did not expect."""
-
-
-def _as_unexpected(error: Exception) -> PersonalPeftError:
-    return UnexpectedError(f"bug: {error!r}")
 
 
 @dataclass
@@ -124,16 +115,16 @@ async def open_tui(
     load: Callable[[], None] | None = None,
 ) -> AsyncIterator[TuiDriver]:
     """Open a user's chat. The other arguments are those of ``run_tui``."""
-    session = UserSession(runtime, runtime.user(user), _as_unexpected)
+    session = UserSession(runtime, runtime.user(user))
     if load is not None:
-        plain = session._runtime.engine
+        plain = session.runtime.engine
 
         class _Loading:
             def engine(self) -> object:
                 load()
                 return plain()
 
-        session._runtime = _Loading()  # type: ignore[assignment]
+        session.runtime = _Loading()  # type: ignore[assignment]
     app = Tui(session, TaskHandle())
     messages: list[str] = []
     notify = app.notify
@@ -172,7 +163,7 @@ def run_tui(
     async def run() -> Tui:
         async with open_tui(runtime, "ada", size, load) as ui:
             await scenario(ui)
-            assert bugs or "bug:" not in ui.notifications
+            assert bugs or "This is a bug" not in ui.notifications
         return ui.app
 
     return asyncio.run(run())
@@ -186,7 +177,7 @@ def run_tuis(
     async def run(user: str, runtime: Runtime) -> None:
         async with open_tui(runtime, user) as ui:
             await scenario(ui)
-            assert "bug:" not in ui.notifications
+            assert "This is a bug" not in ui.notifications
 
     async def run_all() -> None:
         async with asyncio.TaskGroup() as group:
