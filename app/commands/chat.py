@@ -19,7 +19,7 @@ from personalpeft.errors import (
 from personalpeft_app import session
 from personalpeft_app.commands.ask import print_reply
 from personalpeft_app.commands.learn import run_learn
-from personalpeft_app.error_output import report_error, wrap_bug
+from personalpeft_app.error_output import report_error
 from personalpeft_app.options import GlobalOptions, command, no_train_option
 from personalpeft_app.output import emit, info, printable
 
@@ -212,7 +212,7 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
         loading = TaskHandle()
         with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
             user = runtime.user(common.user_id())
-            app = Tui(UserSession(runtime, user, wrap_bug), loading)
+            app = Tui(UserSession(runtime, user), loading)
             app.run()
         for text in app.unsent:
             click.echo(f"Not sent: {printable(text)}", err=True)

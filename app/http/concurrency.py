@@ -80,14 +80,10 @@ def share_of_a_user(count: int) -> int:
 
 def stream_quota_of(runtime: Runtime) -> Quota:
     """Return the limit of streams of jobs: half of all requests, an eighth per token."""
-    total = max(1, _count(runtime) // 2)
+    total = max(1, runtime.max_requests // 2)
     return Quota(total, max(1, total // 4), "Too many streams of events are open.")
 
 
 def limiter_of(runtime: Runtime) -> ConcurrencyLimiter:
     """Return a limit as high as the engine's: batch and queue together."""
-    return ConcurrencyLimiter(_count(runtime))
-
-
-def _count(runtime: Runtime) -> int:
-    return runtime.max_requests
+    return ConcurrencyLimiter(runtime.max_requests)

@@ -74,14 +74,12 @@ class Models:
         """Return the Unix time at which a model was created, 0 for the base."""
         revision = model.options.get("revision")
         if revision is not None:
-            return int(
-                next(each.at for each in model.user.revisions() if each.id == revision).timestamp()
-            )
-        return (
-            0
-            if model.name == self._runtime.base().card.name
-            else int(model.user.summary().since.timestamp())
-        )
+            at = next(each.at for each in model.user.revisions() if each.id == revision)
+        elif model.name == self._runtime.base().card.name:
+            return 0
+        else:
+            at = model.user.summary().since
+        return int(at.timestamp())
 
     @property
     def tool_format(self) -> ToolFormat:

@@ -37,11 +37,8 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
     def list_models() -> Response:
         names, more = models.page(*_paging())
         data = [_model(*each) for each in names]
-        ends = (
-            {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-            if data
-            else {"first_id": None, "last_id": None}
-        )
+        ids = [each["id"] for each in data] or [None]
+        ends = {"first_id": ids[0], "last_id": ids[-1]}
         return jsonify({"object": "list", "data": data, **ends, "has_more": more})
 
     @routes.get("/v1/models/<path:name>")

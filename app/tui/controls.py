@@ -29,8 +29,8 @@ _STEP = 0.1
 class RowList(OptionList):
     """A list of rows. The chosen value stays chosen while it is in the list."""
 
-    def __init__(self, *, id: str, classes: str = "") -> None:
-        super().__init__(id=id, classes=classes, compact=True)
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, compact=True)
         self._rows: tuple[Row, ...] = ()
 
     @property

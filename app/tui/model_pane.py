@@ -87,6 +87,7 @@ class ModelPane(Vertical):
         self.forget_task: TaskHandle | None = None
         self._session = session
         self._user = session.user
+        self._runtime = session.runtime
         self._elsewhere: TrainingStatus | None = None
         self._watching = False
         self._withdrawn: int | None = None
@@ -99,18 +100,18 @@ class ModelPane(Vertical):
             with TabPane("Stack", id="stack-tab"), VerticalScroll(can_focus=False):
                 yield Static(id="no-stack", markup=False)
                 yield Vertical(id="weights")
-                yield Static(_WEIGHT_HINT, id="weight-hint")
+                yield Static(_WEIGHT_HINT, classes="hint", id="weight-hint")
             with TabPane("Revisions", id="revisions-tab"):
                 yield RevisionList(id="revisions")
-                yield Static(_REVISION_HINT, id="revision-hint")
+                yield Static(_REVISION_HINT, classes="hint", id="revision-hint")
             with TabPane("Report", id="report-tab"), VerticalScroll():
                 yield Static(id="report", markup=False)
             with TabPane("Why", id="why-tab"):
-                yield ForgettableList(id="why", classes="forgettable")
-                yield Static(_FORGET_HINT, classes="forget-hint")
+                yield ForgettableList(id="why")
+                yield Static(_FORGET_HINT, classes="hint")
             with TabPane("Memory", id="memory-tab"):
-                yield ForgettableList(id="memory", classes="forgettable")
-                yield Static(_FORGET_HINT, classes="forget-hint")
+                yield ForgettableList(id="memory")
+                yield Static(_FORGET_HINT, classes="hint")
 
     # Tasks
 
@@ -330,9 +331,9 @@ class ModelPane(Vertical):
             show_note(self, "A learn is running; ^L stops it.")
             return
         with errors_shown(self):
-            here, *_ = names = await self._session.call(self._session.bases)
-            options = {each: each for each in names}
-            options[here] += "  (open: after a change of its recipe or weights)"
+            here, *others = await self._session.call(self._runtime.available_bases)
+            options = {each.name: each.name for each in (here, *others)}
+            options[here.name] += "  (open: after a change of its recipe or weights)"
             title = "Build your layers on which base?"
             dialog = Picker(title, "enter builds and compares, esc does not", options)
             picked = await self.app.push_screen_wait(dialog)
@@ -345,7 +346,7 @@ class ModelPane(Vertical):
                 report = await self._rebase(picked, accept=True)
                 if not report.switched:
                     show_note(self, report.reason)
-                elif picked != here:
+                elif picked != here.name:
                     self.post_message(self.Rebased(picked))
         await self._refresh()
 
@@ -353,7 +354,15 @@ class ModelPane(Vertical):
         task = self.learn_task = TaskHandle("Loading the other base")
         self.post_message(self.Changed())
         try:
-            return await self._session.call(self._session.rebase, to, task, accept=accept)
+            return await self._session.call(
+                self._runtime.rebase,
+                self._user.id,
+                to,
+                accept=accept,
+                compare_only=not accept,
+                progress=task.progress,
+                cancelled=task.cancelled,
+            )
         finally:
             self.learn_task = None
             self.post_message(self.Changed())
@@ -423,9 +432,10 @@ class ModelPane(Vertical):
     async def forget_user(self) -> None:
         """Erase the user and everything of them, once their id was typed."""
         with errors_shown(self):
-            preview = await self._session.call(self._session.forget_user, dry_run=True)
+            forget = partial(self._runtime.forget_user, self._user.id)
+            preview = await self._session.call(forget, dry_run=True)
             if await self.app.push_screen_wait(ForgetUserDialog(preview)):
-                report = await self._session.call(self._session.forget_user)
+                report = await self._session.call(forget)
                 self.post_message(self.UserForgotten(report))
 
     # Consent

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import LearnReport, from_json
+from personalpeft_app.error_output import wrap_bug
 
 if TYPE_CHECKING:
     from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
-    from personalpeft.erasure import ForgetUserReport
     from personalpeft.memory.types import Item
-    from personalpeft.rebase import RebaseReport
     from personalpeft.types import HeadMove, Layer, Revision
 
 P = ParamSpec("P")
@@ -88,12 +87,9 @@ class ChatState:
 class UserSession:
     """The user's model. All methods but ``call`` block."""
 
-    def __init__(
-        self, runtime: Runtime, user: User, wrap_bug: Callable[[Exception], PersonalPeftError]
-    ) -> None:
+    def __init__(self, runtime: Runtime, user: User) -> None:
         self.user = user
-        self._runtime = runtime
-        self._wrap_bug = wrap_bug
+        self.runtime = runtime
         self._load_ended = threading.Event()
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -103,7 +99,7 @@ class UserSession:
         except PersonalPeftError:
             raise
         except Exception as error:
-            raise self._wrap_bug(error) from error
+            raise wrap_bug(error) from error
 
     @property
     def ready(self) -> bool:
@@ -113,7 +109,7 @@ class UserSession:
     def load(self) -> None:
         """Load the model. Raises as ``Runtime.engine``; later requests try again."""
         try:
-            self._runtime.engine()
+            self.runtime.engine()
         finally:
             self._load_ended.set()
 
@@ -144,28 +140,6 @@ class UserSession:
             return stream.reply
         except NotFound:
             raise Cancelled("Stopped before the reply began.") from None
-
-    def forget_user(self, *, dry_run: bool = False) -> ForgetUserReport:
-        """Erase the user. Raises as ``Runtime.forget_user``."""
-        return self._runtime.forget_user(self.user.id, dry_run=dry_run)
-
-    def bases(self) -> tuple[str, ...]:
-        """Return the names of the bases that this machine has, the open one first."""
-        return tuple(card.name for card in self._runtime.available_bases())
-
-    def rebase(self, to: str, task: TaskHandle, *, accept: bool) -> RebaseReport:
-        """Build the layers on another base and compare; with ``accept`` switch.
-
-        Raises as ``Runtime.rebase``.
-        """
-        return self._runtime.rebase(
-            self.user.id,
-            to,
-            accept=accept,
-            compare_only=not accept,
-            progress=task.progress,
-            cancelled=task.cancelled,
-        )
 
     def read_chats(self, open_ids: set[str], known: object = None) -> ChatState | None:
         """Read the conversations, None if no program changed anything since the version ``known``.

@@ -169,8 +169,8 @@ def _operation(
             body = body or make(f"{title}Body")
     if answer is v.Job and method == "POST":
         text += " It runs as a job. A user has one at a time."
-    paged = v.PageQuery if more.get("paged") else v.Empty
-    return Operation(name, method, path, section, text, answer, body, query or paged, **more)
+    query = query or (v.PageQuery if more.get("paged") else RequestModel)
+    return Operation(name, method, path, section, text, answer, body, query, **more)
 
 
 def _first_paragraph(method: Callable[..., Any]) -> str:

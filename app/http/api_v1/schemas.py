@@ -158,10 +158,6 @@ FIELDS: Mapping[str, Any] = {
 _ALIASES = {"max_memory_mb": AliasChoices("max_memory_mb", "memory")}
 
 
-class Empty(RequestModel):
-    """No parameters."""
-
-
 class PageQuery(RequestModel):
     """At most ``limit`` values after ``after``, the ``next`` of the page before."""
 

@@ -31,6 +31,12 @@ export function s(tag, props = {}, ...children) {
 }
 
 /**
+ * An element of index.html.
+ * @param {string} id
+ */
+export const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
+
+/**
  * Text of a user inside a line of the page, isolated so that its direction does not change the line's.
  * @param {string} text
  */

@@ -3,21 +3,18 @@
 import { listener } from "./api.js";
 import { chatView } from "./chat.js";
 import { compareView } from "./compare.js";
-import { button, h } from "./dom.js";
+import { button, h, place } from "./dom.js";
 import { listenForKeys, showKeys } from "./keys.js";
 import { learningStrip } from "./learning.js";
 import { memoryView } from "./memory.js";
 import { toast } from "./notify.js";
-import { signIn, signInAgain, followLink, switchUserButton } from "./users.js";
+import { signIn, signInAgain, followLink } from "./users.js";
 import { User } from "./user.js";
 import { dropUser, signOut, storeUser, takeLink, takeStoredNote } from "./session.js";
 import { stackView } from "./stack.js";
 import { timelineView } from "./timeline.js";
 
 /** @typedef {{ element: HTMLElement, title: HTMLElement, shown: () => unknown, changed: (about: string) => unknown }} View */
-
-/** @param {string} id */
-const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 const link = takeLink();
 // A tab that shows this page loads nothing when its user follows a link.
@@ -67,7 +64,7 @@ const links = names.map((name) => h("a", { href: `#/${name}` }, views[name].titl
 place("nav").replaceChildren(h("ul", {}, links.map((link) => h("li", {}, link))));
 place("foot").replaceChildren(
   button("Keys", showKeys, { class: "quiet", "aria-haspopup": "dialog" }),
-  ...(who.many ? [switchUserButton(() => leave(() => storeUser("")))] : []),
+  ...(who.many ? [button("Switch user", () => leave(() => storeUser("")), { class: "quiet" })] : []),
   button("Sign out", () => leave(signOut), { class: "quiet" }));
 for (const id of ["nav", "foot"]) place(id).hidden = false;
 

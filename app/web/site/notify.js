@@ -2,14 +2,11 @@
  * Messages on the screen and for screen readers. Invariant: a message takes no focus.
  */
 
-import { h, inlineText } from "./dom.js";
+import { h, inlineText, place } from "./dom.js";
 import { Problem } from "./api.js";
 
 const TOAST_MS = 9000;
 const MAX_NOTES = 3;
-
-/** @param {string} id */
-const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 /**
  * Shows a message that disappears by itself.

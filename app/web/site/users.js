@@ -177,6 +177,3 @@ async function choose(place) {
  * @returns {Promise<Found>} the first users whose id contains it
  */
 const findUsers = (search) => ask("GET", "users", { query: { search, limit: 50 } });
-
-/** @param {() => void} press */
-export const switchUserButton = (press) => button("Switch user", press, { class: "quiet" });

@@ -255,7 +255,7 @@ def test_an_error_in_a_background_thread_is_a_message_and_loses_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(User, "stream", broken)
             await ui.send("words")
-            await ui.wait_for_message("bug: ZeroDivisionError()")
+            await ui.wait_for_message("This is a bug in personalpeft: ZeroDivisionError")
         assert ui.composer_text == "words"
 
     run_tui(runtime, scenario, bugs=True)

@@ -18,18 +18,9 @@ from textual.pilot import Pilot
 
 from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.composer import Composer
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
-
-
-class UnexpectedError(PersonalPeftError):
-    """An exception that the terminal chat did not expect."""
-
-
-def _as_unexpected(error: Exception) -> PersonalPeftError:
-    return UnexpectedError(f"bug: {error!r}")
 
 
 @dataclass
@@ -131,7 +122,7 @@ async def open_tui(
                 load()
             super().load()
 
-    session = Session(runtime, runtime.user(user), _as_unexpected)
+    session = Session(runtime, runtime.user(user))
     app = Tui(session, TaskHandle())
     messages: list[str] = []
     notify = app.notify
@@ -170,7 +161,7 @@ def run_tui(
     async def run() -> Tui:
         async with open_tui(runtime, "ada", size, load) as ui:
             await scenario(ui)
-            assert bugs or "bug:" not in ui.notifications
+            assert bugs or "This is a bug" not in ui.notifications
         return ui.app
 
     return asyncio.run(run())
@@ -184,7 +175,7 @@ def run_tuis(
     async def run(user: str, runtime: Runtime) -> None:
         async with open_tui(runtime, user) as ui:
             await scenario(ui)
-            assert "bug:" not in ui.notifications
+            assert "This is a bug" not in ui.notifications
 
     async def run_all() -> None:
         async with asyncio.TaskGroup() as group:
