@@ -112,11 +112,7 @@ def teach_many(
 
 def _parse_demonstration(each: Demonstration) -> dict[str, Any]:
     """Return what the payload of a demonstration says of its texts and group."""
-    if not isinstance(each, Demonstration):
-        raise InvalidInput(
-            f"A demonstration is needed, got {type(each).__name__}.",
-            hint="Give Demonstration(prompt, answer).",
-        )
+    check_types("User.teach_many", demonstration=(each, Demonstration))
     *before, last = check_prompt(each.prompt)
     if last.role != "user":
         raise InvalidInput(

@@ -171,7 +171,13 @@ def rebase(
     with ExitStack() as held:
         held.enter_context(old.store.leases.acquire(learn_lease(user)))
         heads = {each.name: each.head for each in store.catalog.layers(user) if each.head}
-        live_base = _base_of(new, user, heads)
+        if not heads:
+            raise NothingToLearn(
+                f"No layer of {user} is live, so there is nothing to build anew.",
+                hint="Open the other base and learn there.",
+                cause=NothingCause.NO_FEEDBACK,
+            )
+        live_base = store.catalog.revision(user, next(iter(heads.values()))).base
         is_same = live_base == new.base.digest
         is_open = is_same or live_base == old.base.digest
         former = last_stack(store, user, new.base.digest)
@@ -268,17 +274,6 @@ def judge_rebase(
     if beyond <= margins.max_regressed * len(items) or outweighed:
         return RebaseOutcome.PROMOTED, reason(ReasonCode.REBASE_COMPARED, **counts)
     return RebaseOutcome.REFUSED, reason(ReasonCode.REBASE_COMPARED, **counts)
-
-
-def _base_of(services: Services, user: str, heads: Mapping[str, str]) -> str:
-    """Return the base of the live layers. Raises ``NothingToLearn`` if none is live."""
-    for head in heads.values():
-        return services.store.catalog.revision(user, head).base
-    raise NothingToLearn(
-        f"No layer of {user} is live, so there is nothing to build anew.",
-        hint="Open the other base and learn there.",
-        cause=NothingCause.NO_FEEDBACK,
-    )
 
 
 def _held_out(

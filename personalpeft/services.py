@@ -61,7 +61,6 @@ class LazyModel:
         self._learning_engine: Engine | None = None
         self._completions: CompletionCache | None = None
         self._num_learning = 0
-        self._keeps_learning_engine = False
 
     def base(self) -> Base:
         """Return the base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
@@ -103,8 +102,9 @@ class LazyModel:
             return self._completions
 
     def keep_learning_engine(self) -> None:
-        """Keep the engine that learns until ``close``."""
-        self._keeps_learning_engine = True
+        """Keep the engine that learns until ``close``, as in a block that never ends."""
+        with self._learning_lock:
+            self._num_learning += 1
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -117,8 +117,7 @@ class LazyModel:
             engine = None
             with self._learning_lock:
                 self._num_learning -= 1
-                is_unused = not self._num_learning and not self._keeps_learning_engine
-                if is_unused and self._learning_engine is not None:
+                if not self._num_learning and self._learning_engine is not None:
                     engine, self._learning_engine = self._learning_engine, None
                     self._completions = None
             if engine is not None:

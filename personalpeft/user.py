@@ -14,20 +14,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from personalpeft import archive, erasure, feedback, learn_bundles, stacks
-from personalpeft.adapter_io import (
-    MergedForm,
-    copy_layer,
-    export_gguf,
-    export_merged,
-    export_peft_folder,
-    import_gguf,
-    import_peft_folder,
-    read_peft_folder,
-)
+from personalpeft import adapter_io, archive, erasure, feedback, learn_bundles, stacks
+from personalpeft.adapter_io import MergedForm
 from personalpeft.archive import ExportSummary
 from personalpeft.arguments import check_choice, check_number, check_types
-from personalpeft.chat import compare, request
+from personalpeft.chat import compare, request, validation
 from personalpeft.chat.compare import Comparison
 from personalpeft.chat.conversation import (
     Conversation,
@@ -36,16 +27,7 @@ from personalpeft.chat.conversation import (
     read_conversation,
 )
 from personalpeft.chat.reply import Reply, Stream, resolve_turn
-from personalpeft.chat.validation import (
-    Prompt,
-    Tool,
-    Truncation,
-    attach_tools,
-    check_continuation,
-    check_prompt,
-    check_sampling,
-    check_tools,
-)
+from personalpeft.chat.validation import Prompt, Tool, Truncation
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
@@ -164,12 +146,14 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
         timeout starts with the first piece.
         """
-        messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
+        messages = validation.attach_tools(
+            validation.check_prompt(prompt), validation.check_tools(tools), must_call
+        )
         continues = conversation_id is not None or replaces is not None
         if truncation is not None:
             check_choice("truncation", truncation, Truncation)
         if continues:
-            check_continuation(messages, template)
+            validation.check_continuation(messages, template)
         if timeout is not None:
             check_number("timeout", timeout, 0, _MAX_TIMEOUT, above=True)
         if revision is not None and layers is not None:
@@ -183,7 +167,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             # The seed of the replaced turn could give its text again.
             seed = 0 if replaced is None else (replaced.sampling.seed + 1) % 2**63
         default = self._services.base.card.sampling
-        sampling = check_sampling(
+        sampling = validation.check_sampling(
             default,
             temperature=temperature,
             top_p=top_p,
@@ -934,7 +918,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
         """
-        return export_peft_folder(self._services, self.id, Path(folder), layer)
+        return adapter_io.export_peft_folder(self._services, self.id, Path(folder), layer)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
@@ -942,7 +926,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
         base.
         """
-        return import_peft_folder(self._services, self.id, Path(folder), layer)
+        return adapter_io.import_peft_folder(self._services, self.id, Path(folder), layer)
 
     def copy_layer(self, layer: str, new_layer: str) -> Revision:
         """Copy what is live of a layer into another layer and make it live there, without a gate.
@@ -952,7 +936,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises ``NotFound`` if nothing of the layer is live.
         """
-        return copy_layer(self._services, self.id, layer, new_layer)
+        return adapter_io.copy_layer(self._services, self.id, layer, new_layer)
 
     def propose_peft(
         self,
@@ -979,7 +963,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Busy, Cancelled, ServingFailed: See ``User``.
         """
         options = LearnOptions(accept=accept, progress=progress, cancelled=cancelled)
-        adapter = read_peft_folder(self._services, Path(folder), layer)
+        adapter = adapter_io.read_peft_folder(self._services, Path(folder), layer)
         return Learner.from_services(self._services).propose(self.id, adapter, options)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
@@ -987,11 +971,11 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
         """
-        return export_gguf(self._services, self.id, Path(file), layer)
+        return adapter_io.export_gguf(self._services, self.id, Path(file), layer)
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import a GGUF LoRA as ``import_peft`` imports a folder. Also raises ``InvalidInput``."""
-        return import_gguf(self._services, self.id, Path(file), layer)
+        return adapter_io.import_gguf(self._services, self.id, Path(file), layer)
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
         """Write the base with the live stack merged into its weights, into a new folder.
@@ -1000,4 +984,4 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Modelfile. The copy is as large as the base, and later learns do not change it. Raises as
         ``export_gguf``.
         """
-        return export_merged(self._services, self.id, Path(folder), form)
+        return adapter_io.export_merged(self._services, self.id, Path(folder), form)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from personalpeft.chat.request import augment_prompt, check_tool_support, stack_with_revision
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
-from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.engine import Request
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.feedback import review_probation, training_payload
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt
 from personalpeft.services import Services
 from personalpeft.stacks import BASE, resolve_revision
-from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
+from personalpeft.types import FinishReason, SignalKind, Stack, Usage
 
 _COLUMN = 46
 
@@ -153,11 +153,21 @@ def compare(
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
     augmented, item_ids = augment_prompt(services, user, messages, memory=memory)
-    sides = [
-        (revision or BASE, stack_with_revision(services, user, messages, layer, revision))
-        for revision in revisions
-    ]
-    first, second = _answer(engine, user, augmented, sides, sampling, cancelled)
+    stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
+    requests = [Request(user, augmented, stack, sampling) for stack in stacks]
+    replies = engine.stream(requests, cancelled=cancelled).read()
+    if any(reply.finish == "cancelled" for reply in replies):
+        raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
+    first, second = (
+        Answer(
+            reply.text,
+            revision or BASE,
+            stack,
+            Usage(len(reply.prompt), len(reply.tokens)),
+            reply.finish,
+        )
+        for revision, stack, reply in zip(revisions, stacks, replies, strict=True)
+    )
     if services.clock.entropy(1)[0] & 1:
         first, second = second, first
 
@@ -191,22 +201,3 @@ def compare(
         return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)
 
     return Comparison(messages[-1].content, (first, second), record_preference)
-
-
-def _answer(
-    engine: Engine,
-    user: str,
-    messages: tuple[Message, ...],
-    sides: Sequence[tuple[str, Stack]],
-    sampling: Sampling,
-    cancelled: Callable[[], bool] | None,
-) -> list[Answer]:
-    """Answer with each side, in one batch. Raises as ``Engine.stream``, and ``Cancelled``."""
-    requests = [Request(user, messages, stack, sampling) for _, stack in sides]
-    replies = engine.stream(requests, cancelled=cancelled).read()
-    if any(reply.finish == "cancelled" for reply in replies):
-        raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
-    return [
-        Answer(each.text, revision, stack, Usage(len(each.prompt), len(each.tokens)), each.finish)
-        for each, (revision, stack) in zip(replies, sides, strict=True)
-    ]

@@ -261,35 +261,28 @@ def _infer_links(
             edits.setdefault(signal.turn, []).append(str(signal.payload["text"]))
     by_reply: dict[str, list[ConversationLink]] = {}
     last: ConversationLink | None = None
+
+    def infer(link: ConversationLink, turn: Turn) -> ConversationLink:
+        if turn.id in compared:
+            return replace(link, conversation="")
+        messages = turn.messages
+        candidates = by_reply.get(messages[-2].content, []) if len(messages) > 2 else []
+        for each in reversed(candidates):
+            if _continues(messages, turns[each.turn]):
+                return replace(link, conversation=each.conversation, previous=each.turn)
+        if last is not None and last.previous is None and turns[last.turn].messages == messages:
+            return replace(link, conversation=last.conversation)
+        return replace(link, conversation=turn.id)
+
     for link in links:
         turn = turns[link.turn]
         if link.conversation is None:
-            link = _infer_link(link, turn, turns, by_reply, compared, last)
+            link = infer(link, turn)
         if link.conversation:
             last = link
             for reply in {turn.reply, *edits.get(turn.id, ())}:
                 by_reply.setdefault(reply, []).append(link)
         yield link
-
-
-def _infer_link(
-    link: ConversationLink,
-    turn: Turn,
-    turns: Mapping[str, Turn],
-    by_reply: Mapping[str, list[ConversationLink]],
-    compared: set[str | None],
-    last: ConversationLink | None,
-) -> ConversationLink:
-    if turn.id in compared:
-        return replace(link, conversation="")
-    messages = turn.messages
-    candidates = by_reply.get(messages[-2].content, []) if len(messages) > 2 else []
-    for each in reversed(candidates):
-        if _continues(messages, turns[each.turn]):
-            return replace(link, conversation=each.conversation, previous=each.turn)
-    if last is not None and last.previous is None and turns[last.turn].messages == messages:
-        return replace(link, conversation=last.conversation)
-    return replace(link, conversation=turn.id)
 
 
 def _continues(messages: Sequence[Message], turn: Turn) -> bool:

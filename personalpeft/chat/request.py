@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from personalpeft.chat.conversation import (
     conversation_of,
@@ -164,15 +163,12 @@ def _submit(
         try:
             return messages, item_ids, engine.stream([request], cancelled=cancelled)
         except PromptTooLong as error:
-            count_tokens = partial(_count_tokens, services)
-            shorter = drop_oldest(messages, error.excess, count_tokens)
+            shorter = drop_oldest(
+                messages, error.excess, lambda text: len(engine.backend.encode(text))
+            )
             if not chat.truncate or len(shorter) == len(messages):
                 raise
             messages = shorter
-
-
-def _count_tokens(services: Services, text: str) -> int:
-    return len(services.engine.backend.encode(text))
 
 
 def _record_implicit_feedback(
@@ -228,7 +224,7 @@ def augment_prompt(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
-        count_tokens=partial(_count_tokens, services),
+        count_tokens=lambda text: len(backend.encode(text)),
         system=backend.base.card.system,
     )
     return recall.messages, recall.item_ids

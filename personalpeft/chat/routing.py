@@ -104,7 +104,11 @@ class AdapterRouter:
                 if layer in built_from
                 else self._region(user, revision)
             )
-            attached[layer] = [self._matches(region, messages) for messages in requests]
+            attached[layer] = [
+                region is None
+                or self._memory.similarity(region.vectors, messages) >= region.threshold
+                for messages in requests
+            ]
         return tuple(
             replace(stack, entries=tuple(e for e in stack.entries if attached[e.layer][number]))
             for number in range(len(requests))
@@ -141,11 +145,6 @@ class AdapterRouter:
         with self._lock:
             for key in [key for key in self._regions if key[0] == user]:
                 del self._regions[key]
-
-    def _matches(self, region: SimilarityRegion | None, messages: Sequence[Message]) -> bool:
-        return (
-            region is None or self._memory.similarity(region.vectors, messages) >= region.threshold
-        )
 
     def _region(self, user: str, revision: str) -> SimilarityRegion | None:
         key = (user, revision)

@@ -177,16 +177,9 @@ class Engine(EngineCore):
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
-        """Return how likely continuations are under a stack.
+        """Return how likely continuations are under a stack, as ``Backend.score``.
 
-        Args:
-            items: The continuations.
-            stack: The adapters to attach.
-            kl: Whether to compute the divergence from the bare base.
-            top: How many of the likeliest tokens to report in each place.
-
-        Raises:
-            ServingFailed: The model failed; or what ``pin`` raises.
+        Raises ``ServingFailed``, or what ``pin`` raises.
         """
         if not items:
             return ()
