@@ -17,8 +17,9 @@ from typing import Any
 import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.facts import facts
+from benchmarks.learn_course import chat_all
 from benchmarks.result_cache import ResultCache
-from benchmarks.sweep import asked, general
+from benchmarks.sweep import general
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
@@ -161,4 +162,6 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
 
 def _answers(user: User, questions: Sequence[str]) -> list[str]:
     # Retrieval is off, and the layer is attached to every question, whatever its scope.
-    return [reply.text for reply in asked(user, questions, _ANSWER, memory=False, layers=[_LAYER])]
+    return [
+        reply.text for reply in chat_all(user, questions, _ANSWER, memory=False, layers=[_LAYER])
+    ]

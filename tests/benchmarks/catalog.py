@@ -27,6 +27,7 @@ import numpy as np
 import personalpeft
 from benchmarks import child_environment
 from benchmarks.bulk import NewRevision, add_revisions
+from benchmarks.figures import percentile
 from benchmarks.peak import peak_mb
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
@@ -257,17 +258,13 @@ def measure(home: Path, users: int) -> Probe:
             pages.append((time.perf_counter() - began) * 1000)
         return Probe(
             open_seconds=round(opened, 3),
-            resolve_p50_ms=_percentile(warm, 50),
-            resolve_p99_ms=_percentile(warm, 99),
-            resolve_cold_p50_ms=_percentile(cold, 50) if cold else None,
-            resolve_cold_p99_ms=_percentile(cold, 99) if cold else None,
+            resolve_p50_ms=round(percentile(warm, 50), 3),
+            resolve_p99_ms=round(percentile(warm, 99), 3),
+            resolve_cold_p50_ms=round(percentile(cold, 50), 3) if cold else None,
+            resolve_cold_p99_ms=round(percentile(cold, 99), 3) if cold else None,
             list_page_ms=round(statistics.median(pages), 3),
             rss_mb=peak_mb(),
         )
-
-
-def _percentile(taken: list[float], percent: int) -> float:
-    return round(sorted(taken)[len(taken) * percent // 100], 3)
 
 
 def _drop_from_page_cache(home: Path) -> bool:

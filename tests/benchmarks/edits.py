@@ -6,7 +6,6 @@ follows, and ten unseen prompts are answered.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import personalpeft
 from benchmarks.edit_styles import SETS, EditStyle
 from benchmarks.learn_course import TOGETHER, chat_all
 from benchmarks.personas import mentions, pools
-from benchmarks.result_cache import Figures, ResultCache
+from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
 
 ENOUGH = 6
@@ -72,7 +71,7 @@ class EditsRun:
     backend: str
 
     def key(self, style: EditStyle) -> str:
-        return re.sub(r"[^\w.]+", "-", f"{style.name}-{self.base}-{self.seed}")
+        return make_key(style.name, self.base, self.seed)
 
 
 def bench_edits(

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from benchmarks.engine_comparison import (
 )
 from benchmarks.engines_fleet import FleetFigures, bench_fleet
 from benchmarks.engines_vllm import VllmFigures, bench_vllm
-from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.figures import Spread, alternate, percentile, ratio, spread
 from benchmarks.load_users import LoadedUsers, both_samplings, load_users, name, question
 from benchmarks.vllm import python_with_vllm
 from personalpeft.backends.base import Continuation
@@ -114,14 +114,15 @@ def bench_engines(
         agreed = _agreement(loaded, base_name, echo)
         first = alternate(
             {
-                "same": lambda n: _median(
-                    [first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]
+                "same": lambda n: percentile(
+                    [first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)], 50
                 ),
-                "resident": lambda n: _median(
+                "resident": lambda n: percentile(
                     [
                         first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i)
                         for i in range(_SWITCHES)
-                    ]
+                    ],
+                    50,
                 ),
             },
             repetitions,
@@ -183,11 +184,7 @@ def _after(engine: Engine, before: Stack, stack: Stack, repetition: int) -> floa
     for number in range(_SWITCHES):
         first_token(engine, before, repetition * 1000 + 2 * number)
         times.append(first_token(engine, stack, repetition * 1000 + 2 * number + 1))
-    return _median(times)
-
-
-def _median(times: Sequence[float]) -> float:
-    return sorted(times)[len(times) // 2]
+    return percentile(times, 50)
 
 
 def _agreement(

@@ -9,7 +9,6 @@ a plain PEFT loop (``learn_trainer.py``) trains on the same rounds.
 from __future__ import annotations
 
 import random
-import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,8 @@ from benchmarks.learn_course import (
 from benchmarks.learn_together import APART, TOGETHER, compare_joint_and_sequential
 from benchmarks.learn_trainer import generic_texts, run_plain_loop
 from benchmarks.personas import Persona, load_personas
-from benchmarks.result_cache import Figures, ResultCache
+from benchmarks.result_cache import Figures, ResultCache, make_key
+from personalpeft.types import Progress
 
 OURS = ("adapter", "both")
 TRAINER = "trainer"
@@ -39,7 +39,6 @@ FIGURES = ("recall", "locality", "retention", "overwrite")
 MOMENTS = ("after_12_edits", "after_24_mixed", "after_the_change", "at_the_end")
 _STYLE_NIGHTS = (1, 2, 7)
 
-Progress = Callable[[str, float], None]
 Shares = Mapping[str, float | None]
 
 
@@ -96,11 +95,11 @@ class Course:
     def key(self, person: Persona) -> str:
         """Return the cache key of a persona's figures: all inputs except the code."""
         plain = "-plain" if person in self.people[: self.trainer_people] else ""
-        return _file_name(f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}")
+        return make_key(person.name, self.base, self.nights, f"{self.seed}{plain}")
 
     @property
     def together_key(self) -> str:
-        return _file_name(f"together-{self.together}-{self.base}")
+        return make_key("together", self.together, self.base)
 
 
 def bench_learn(
@@ -311,10 +310,6 @@ def _against_plain(
 
 def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {layer: round(statistics.median(seconds), 2) for layer, seconds in sorted(times.items())}
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.]+", "-", text)
 
 
 def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:

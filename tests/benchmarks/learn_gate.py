@@ -10,7 +10,6 @@ once.
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,12 @@ import personalpeft
 from benchmarks.learn_batches import BAD, GOOD, Batch, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import edits, facts_of, learn, tell
 from benchmarks.personas import Persona, load_personas, pools
-from benchmarks.result_cache import Figures, ResultCache
+from benchmarks.result_cache import Figures, ResultCache, make_key
+from personalpeft.types import Progress
 
 PASTS = ("bruno", "dmitri", "hana")
 _SAID_BEFORE = 12
 _FIRST_FACTS = 3
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +159,4 @@ def _case(figures: Figures) -> Case:
 
 
 def _key(batch: Batch, base: str, seed: int) -> str:
-    return re.sub(r"[^\w.]+", "-", f"{batch.kind}-{batch.name}-{base}-{seed}")
+    return make_key(batch.kind, batch.name, base, seed)

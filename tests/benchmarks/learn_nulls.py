@@ -25,12 +25,11 @@ from benchmarks.result_cache import Figures, ResultCache
 from personalpeft import Runtime
 from personalpeft.base_models.registry import find_card
 from personalpeft.learning.report import LearnReport
+from personalpeft.types import Progress
 
 SHUFFLED, SEEDS = "shuffled", "seeds"
 _SEEDS_PER_STYLE = 4
 _USER = "ada"
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

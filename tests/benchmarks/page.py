@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import personalpeft
 from benchmarks.figures import Spread, spread
+from benchmarks.server import serving
 from personalpeft import Runtime
 from personalpeft.errors import MissingPackage
 from personalpeft_app.http.api_v1.routes import ApiV1
-from personalpeft_app.http.concurrency import limiter_of
-from personalpeft_app.http.server import make_app
-from personalpeft_app.http.wsgi_server import Server
 from personalpeft_app.web import page as web
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -121,19 +118,13 @@ def browser_of(playwright: Any) -> Any:
 @contextmanager
 def _serving(folder: Path) -> Iterator[str]:
     """Serve a home with some turns, and return the sign-in link."""
-    with personalpeft.open(folder / "home", backend="fake") as runtime:
-        runtime.api_keys.ensure_admin_key()
+    with (
+        personalpeft.open(folder / "home", backend="fake") as runtime,
+        closing(ApiV1(runtime)) as api,
+        serving(runtime, api.blueprint, web.blueprint(), owner="ada") as (host, port, secret),
+    ):
         _live(runtime)
-        own, limiter = ApiV1(runtime), limiter_of(runtime)
-        app = make_app(runtime, owner="ada", limiter=limiter, more=[own.blueprint, web.blueprint()])
-        server = Server(app, limiter, host="127.0.0.1", port=0)
-        thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.admin_key_file.read_text('utf-8').strip()}&user=ada"
-        finally:
-            server.stop()
-            thread.join()
+        yield f"http://{host}:{port}/#token={secret}&user=ada"
 
 
 def _live(runtime: Runtime) -> None:

@@ -32,13 +32,11 @@ from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
 from personalpeft.store.home import open_store
 from personalpeft.store.store import Store
-from personalpeft.types import Message, SignalKind
+from personalpeft.types import Message, Progress, SignalKind
 
 _OPTIONS = 4
 _HEARD = "I will keep that in mind."
 _BUDGET_SHARE = 8
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,11 @@ from filelock import FileLock, Timeout
 from personalpeft.errors import InvalidInput
 
 Figures: TypeAlias = Mapping[str, Any]
+
+
+def make_key(*parts: object) -> str:
+    """Return a key that can be the name of a file."""
+    return re.sub(r"[^\w.]+", "-", "-".join(map(str, parts)))
 
 
 class ResultCache:

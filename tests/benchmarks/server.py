@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from flask import Blueprint
+
 import personalpeft
 from benchmarks.figures import Spread, alternate, ratio, spread
 from personalpeft import Runtime
@@ -65,7 +67,7 @@ def bench_server(
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder) / "home", base, backend) as runtime,
-        _serving(runtime) as address,
+        serving(runtime) as address,
         ProcessPoolExecutor(1, get_context("spawn")) as outside,
     ):
         line = _HttpClient(*address)
@@ -223,11 +225,18 @@ def _name(number: int) -> str:
 
 
 @contextmanager
-def _serving(runtime: Runtime) -> Iterator[tuple[str, int, str]]:
-    """Yield the server's address and an administrator's token."""
+def serving(
+    runtime: Runtime, *more: Blueprint, owner: str | None = None
+) -> Iterator[tuple[str, int, str]]:
+    """Serve a runtime; yield the host, the port and an administrator's token."""
     runtime.api_keys.ensure_admin_key()
     limiter = limiter_of(runtime)
-    server = Server(make_app(runtime, limiter=limiter), limiter, host="127.0.0.1", port=0)
+    server = Server(
+        make_app(runtime, owner=owner, limiter=limiter, more=more),
+        limiter,
+        host="127.0.0.1",
+        port=0,
+    )
     thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
     thread.start()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,13 +15,12 @@ import psutil
 
 import personalpeft
 from personalpeft import NothingToLearn, Runtime
+from personalpeft.types import Progress
 
 _USERS = 8
 _EDITS_A_LEARN = 6
 # Two of four quarters are compared, and each needs some rounds.
 _LEAST_ROUNDS = 8
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

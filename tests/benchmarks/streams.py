@@ -11,9 +11,9 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,13 +23,9 @@ import psutil
 
 import personalpeft
 from benchmarks.figures import ratio, spread
-from benchmarks.server import GREEDY
-from personalpeft import Runtime
+from benchmarks.server import GREEDY, serving
 from personalpeft.settings import Serving
 from personalpeft_app.http.api_v1.routes import ApiV1
-from personalpeft_app.http.concurrency import limiter_of
-from personalpeft_app.http.server import make_app
-from personalpeft_app.http.wsgi_server import Server
 
 STREAMS = 64
 _ENDED = "all streams ended"
@@ -63,7 +59,8 @@ def bench_streams(
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder) / "home", base_name, backend, serving=limits) as runtime,
-        _serve(runtime) as (port, secret),
+        closing(ApiV1(runtime)) as api,
+        serving(runtime, api.blueprint) as (_, port, secret),
         ProcessPoolExecutor(1, get_context("spawn")) as outside,
     ):
         for number in range(STREAMS):
@@ -111,23 +108,6 @@ def bench_streams(
         },
         threads=threads,
     )
-
-
-@contextmanager
-def _serve(runtime: Runtime) -> Iterator[tuple[int, str]]:
-    """Yield the port of a server and the secret of an administrator."""
-    runtime.api_keys.ensure_admin_key()
-    api, limiter = ApiV1(runtime), limiter_of(runtime)
-    app = make_app(runtime, limiter=limiter, more=[api.blueprint])
-    server = Server(app, limiter, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
-    thread.start()
-    try:
-        yield server.port, runtime.api_keys.admin_key_file.read_text("utf-8").strip()
-    finally:
-        server.stop()
-        thread.join()
-        api.close()
 
 
 def _ask_all(

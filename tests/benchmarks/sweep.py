@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 
 import personalpeft
 from benchmarks.cards import write_card
+from benchmarks.learn_course import chat_all
 from benchmarks.result_cache import ResultCache
 from benchmarks.style import is_right
 from benchmarks.styles import (
@@ -33,7 +33,7 @@ from benchmarks.styles import (
     UNSEEN_MESSAGES,
     Style,
 )
-from personalpeft import Reply, Runtime, User
+from personalpeft import Runtime, User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import InvalidInput, suggest_nearest
@@ -58,7 +58,7 @@ SWEPT: Mapping[str, tuple[Value, ...]] = {
 }
 """The values to try for each number, the most important number first."""
 
-_LONG, _SHORT, _REPLY, _AT_ONCE = 96, 48, 40, 16
+_LONG, _SHORT, _REPLY = 96, 48, 40
 _USER = "bench"
 
 
@@ -291,9 +291,9 @@ def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
     with place.opened("run", run.recipe) as runtime:
         user = runtime.user(_USER)
         report = user.learn(accept=True)
-        unseen = asked(user, UNSEEN, _LONG) if report.live else []
+        unseen = chat_all(user, UNSEEN, _LONG) if report.live else []
         right = general(user) if report.live else [False] * len(known)
-        drafts = asked(user, UNSEEN_MESSAGES, _SHORT) if report.live and run.learns == 2 else []
+        drafts = chat_all(user, UNSEEN_MESSAGES, _SHORT) if report.live and run.learns == 2 else []
     return SweepPoint(
         key=run.key,
         base=base,
@@ -314,25 +314,15 @@ def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
     )
 
 
-def asked(user: User, prompts: Sequence[str], length: int, **how: Any) -> list[Reply]:
-    """Return greedy replies in batches. ``how`` is passed to ``User.chat``."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(
-            pool.map(
-                lambda prompt: user.chat(prompt, temperature=0, max_tokens=length, **how), prompts
-            )
-        )
-
-
 def general(user: User, **how: Any) -> list[bool]:
     """Return the general questions with right answers. ``how`` is passed to ``User.chat``."""
-    said = asked(user, [question for question, _ in GENERAL], _SHORT, **how)
+    said = chat_all(user, [question for question, _ in GENERAL], _SHORT, **how)
     return [is_right(words, reply.text) for (_, words), reply in zip(GENERAL, said, strict=True)]
 
 
 def _edit(user: User, lessons: Sequence[tuple[str, str]], style: Style) -> None:
     # Asked at once but corrected in order, since the newest are held out.
-    replies = asked(user, [prompt for prompt, _ in lessons], _REPLY)
+    replies = chat_all(user, [prompt for prompt, _ in lessons], _REPLY)
     for reply, (_, answer) in zip(replies, lessons, strict=True):
         user.feedback(reply, edit=style.apply(answer))
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import percentile
 from benchmarks.tinker_server import API, Client, serving
 
 _PROMPT = 16
@@ -159,12 +160,8 @@ def _datum(text: list[int]) -> dict[str, Any]:
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    points = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
-    return {"n": len(ordered)} | {
-        name: round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000)
-        for name, share in points.items()
-    }
+    points = {f"p{point}_ms": round(percentile(seconds, point) * 1000) for point in (50, 95, 99)}
+    return {"n": len(seconds), **points}
 
 
 def main() -> None:
