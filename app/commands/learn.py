@@ -49,7 +49,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     accept = "Make the result live even if the gate refuses it; that is recorded."
     for option in (
         click.option("--accept", is_flag=True, help=accept),
-        click.option("--memory", "max_memory_mb", type=float, metavar="MB", help=memory),
+        click.option("--max-memory-mb", type=float, metavar="MB", help=memory),
         click.option("--steps", type=int, help=limit.format("number of steps")),
         click.option("--seconds", type=float, help=limit.format("time")),
     ):
@@ -67,7 +67,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "learn --user ada --users bo --users cy",
         "learn --all --json",
     ),
-    renamed={"--also": "--users"},
+    renamed={"--also": "--users", "--memory": "--max-memory-mb"},
     surplus="Did you mean --layer {}?",
 )
 @click.option(
@@ -146,6 +146,7 @@ def learn(
         "practice sums --verifier reasoning-gym --family chain_sum,max_terms=2",
         "practice sums --verifier sums --shaping t2t",
     ),
+    renamed={"--memory": "--max-memory-mb"},
 )
 @click.argument("skill")
 @click.option(

@@ -51,7 +51,7 @@ def test_a_run_is_reported_as_text_and_as_json(corrected: Shell) -> None:
 def test_limits_and_acceptance_reach_the_library(
     corrected: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = corrected.run("practice", "sums", "--verifier", "sums", "--memory", "0.001")
+    little = corrected.run("practice", "sums", "--verifier", "sums", "--max-memory-mb", "0.001")
     assert little.exit_code == 0
     assert "0.001" in little.stdout
     options: list[dict[str, object]] = []
@@ -62,7 +62,7 @@ def test_limits_and_acceptance_reach_the_library(
         return practice(user, skill, **asked)
 
     monkeypatch.setattr(User, "practice", noted)
-    limits = ("--seconds", "60", "--rounds", "1", "--steps", "3", "--memory", "100", "--accept")
+    limits = ("--seconds", "60", "--rounds", "1", "--steps", "3", "--max-memory-mb", "100", "--accept")
     assert corrected.run("practice", "sums", "--verifier", "sums", *limits).exit_code == 0
     wanted = {"seconds": 60.0, "rounds": 1, "steps": 3, "max_memory_mb": 100.0, "accept": True}
     assert {name: options[0][name] for name in wanted} == wanted
@@ -77,7 +77,7 @@ def test_limits_and_acceptance_reach_the_library(
         (("practice", "Sums", "--verifier", "sums"), 2, ("'Sums'", "a-z")),
         (("practice", "sums", "--verifier", "sums", "--rounds", "0"), 2, ("rounds",)),
         (("practice", "sums", "--verifier", "sums", "--steps", "0"), 2, ("steps",)),
-        (("practice", "sums", "--verifier", "sums", "--memory", "0"), 2, ("MB",)),
+        (("practice", "sums", "--verifier", "sums", "--max-memory-mb", "0"), 2, ("MB",)),
         (("practice", "sums"), 2, ("--verifier",)),
     ],
 )
