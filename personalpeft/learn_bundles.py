@@ -183,7 +183,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         with services.model.preloaded(_next_stack(services, user, content, revisions)):
             append_remote_entries(store, user, position, entries, content.blobs)
         for revision in revisions:
-            store.delete_session(user, revision.layer)
+            store.delete_checkpoint(user, revision.layer)
     return report
 
 

@@ -195,7 +195,7 @@ class TrainingPipeline:
             scores=practiced.figures,
         )
         record(self.services, report)
-        store.delete_session(plan.user, plan.layer)
+        store.delete_checkpoint(plan.user, plan.layer)
         return report
 
     # evaluate

@@ -73,7 +73,7 @@ def publish_candidate(
         )
     if not is_recorded:
         report = record(services, _head_moved_report(store, report))
-    store.delete_session(plan.user, plan.layer)
+    store.delete_checkpoint(plan.user, plan.layer)
     return report
 
 
@@ -95,7 +95,7 @@ def record_unchanged(services: Services, candidate: Candidate) -> LearnReport:
     store.catalog.add_revision(
         again, candidate.blob, report.as_json(), promote=False, cause=MoveCause.LEARN
     )
-    store.delete_session(plan.user, plan.layer)
+    store.delete_checkpoint(plan.user, plan.layer)
     return report
 
 

@@ -168,5 +168,5 @@ def _find_or_build(
     store.catalog.add_revision(
         revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
     )
-    store.delete_session(user, layer)
+    store.delete_checkpoint(user, layer)
     return candidate.entry, True

@@ -61,7 +61,7 @@ class Store:
         if self.read_only:
             raise read_only_error(self.home)
 
-    def save_session(self, user: str, layer: str, data: bytes) -> None:
+    def save_checkpoint(self, user: str, layer: str, data: bytes) -> None:
         """Save what a running learn of a layer needs to resume, in place of its last state.
 
         Raises ``InvalidId``, ``HomeError``.
@@ -76,14 +76,14 @@ class Store:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 host.replace_file(path, data)
 
-    def load_session(self, user: str, layer: str) -> bytes | None:
+    def load_checkpoint(self, user: str, layer: str) -> bytes | None:
         """Return the last saved state, or None."""
         path = self._session_path(user, layer)
         with map_home_errors(self.home), suppress(FileNotFoundError, Damaged):
             return self.cipher.decrypt(path.read_bytes(), path.name)
         return None
 
-    def delete_session(self, user: str, layer: str) -> None:
+    def delete_checkpoint(self, user: str, layer: str) -> None:
         """Delete the saved state, if any, and what killed learns left of a save.
 
         The caller has the user's learn lease, so nobody else saves one.

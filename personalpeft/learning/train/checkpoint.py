@@ -44,8 +44,8 @@ class CheckpointStore:
             layer: The layer.
         """
         return cls(
-            lambda: store.load_session(user, layer),
-            lambda data: store.save_session(user, layer, data),
+            lambda: store.load_checkpoint(user, layer),
+            lambda data: store.save_checkpoint(user, layer, data),
         )
 
 

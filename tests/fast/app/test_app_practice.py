@@ -62,7 +62,17 @@ def test_limits_and_acceptance_reach_the_library(
         return practice(user, skill, **asked)
 
     monkeypatch.setattr(User, "practice", noted)
-    limits = ("--seconds", "60", "--rounds", "1", "--steps", "3", "--max-memory-mb", "100", "--accept")
+    limits = (
+        "--seconds",
+        "60",
+        "--rounds",
+        "1",
+        "--steps",
+        "3",
+        "--max-memory-mb",
+        "100",
+        "--accept",
+    )
     assert corrected.run("practice", "sums", "--verifier", "sums", *limits).exit_code == 0
     wanted = {"seconds": 60.0, "rounds": 1, "steps": 3, "max_memory_mb": 100.0, "accept": True}
     assert {name: options[0][name] for name in wanted} == wanted

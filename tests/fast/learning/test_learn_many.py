@@ -140,14 +140,14 @@ def test_full_disk_of_one_user_stops_no_other(
 ) -> None:
     give_feedback(runtime, ((5, 0), (5, 0), (5, 0)))
     store = runtime._services.store
-    save = type(store).save_session
+    save = type(store).save_checkpoint
 
     def full_for_bo(self: Any, user: str, layer: str, data: bytes) -> None:
         if user == "bo":
             raise HomeError("The disk is full.", hint="Make room.")
         save(self, user, layer, data)
 
-    monkeypatch.setattr(type(store), "save_session", full_for_bo)
+    monkeypatch.setattr(type(store), "save_checkpoint", full_for_bo)
     reports = runtime.learn_many(PEOPLE)
     assert [report.error for report in reports] == ["", "HomeError", ""]
     assert [report.live for report in reports] == [True, False, True]
@@ -178,7 +178,7 @@ def _break_evaluation(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 
 def _break_saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    _fails_for_bo(patch, type(runtime._services.store), "save_session", lambda user, *more: user)
+    _fails_for_bo(patch, type(runtime._services.store), "save_checkpoint", lambda user, *more: user)
 
 
 def _break_publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:

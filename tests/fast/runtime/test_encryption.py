@@ -125,8 +125,8 @@ def test_encrypted_home_learns_rolls_back_exports_and_imports(home: Path, tmp_pa
 def test_checkpoints_are_encrypted(home: Path) -> None:
     with open_runtime(home) as runtime:
         store = runtime._services.store
-        store.save_session("ada", "style", WORD.encode())
-        assert store.load_session("ada", "style") == WORD.encode()
+        store.save_checkpoint("ada", "style", WORD.encode())
+        assert store.load_checkpoint("ada", "style") == WORD.encode()
         assert files_with(home, WORD) == []
 
 

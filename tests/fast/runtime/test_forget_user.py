@@ -55,7 +55,7 @@ def test_no_byte_of_a_forgotten_user_stays_and_other_users_are_unchanged(
 ) -> None:
     bob = runtime.user("bob")
     use_app(bob)
-    runtime._services.store.save_session(ADA, "style", SECRET.encode())
+    runtime._services.store.save_checkpoint(ADA, "style", SECRET.encode())
     before = everything_of(bob)
     summary = ada.summary()
     report = runtime.forget_user(ADA)

@@ -82,11 +82,11 @@ def test_checkpoints_of_any_user_have_a_folder_that_windows_takes(home: Path) ->
         store = runtime._services.store
         for user in users:
             runtime.user(user)
-            store.save_session(user, "style", user.encode())
+            store.save_checkpoint(user, "style", user.encode())
         folders = {path.name for path in (home / "sessions").iterdir()}
         assert folders == {"ada", "_ada._", "_con_", "_aux.x_", "_com1_"}
         runtime.forget_user("ada.")
-        assert store.load_session("ada", "style") == b"ada"
+        assert store.load_checkpoint("ada", "style") == b"ada"
         assert not store.has_sessions("ada.")
 
 

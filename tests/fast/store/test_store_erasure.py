@@ -57,7 +57,7 @@ def fill_user(store: Store, user: str = "ada") -> Erasure:
     store.catalog.move_head(user, "style", first.id, base=BASE, cause="rollback")
     store.catalog.move_head(user, "style", second.id, base=BASE, cause="rollback")
     store.catalog.add_report(user, {"lines": SECRET, "kept": "this"})
-    store.save_session(user, "style", SECRET.encode())
+    store.save_checkpoint(user, "style", SECRET.encode())
     later = add_turn(store, user, reply=f"As I lines, {SECRET}.")
     assert again.supersedes == edit.id
     return Erasure(
@@ -102,7 +102,7 @@ def test_remaining_data_does_not_quote_the_erased(
     assert holds(home) == []
     assert verify(store) == ()
     assert store.catalog.reports("ada")[-1] == {"kept": "this"}
-    assert store.load_session("ada", "style") is None
+    assert store.load_checkpoint("ada", "style") is None
     assert set(store.catalog.vectors("ada", "m")).isdisjoint(erasure.signals)
 
 

@@ -46,7 +46,7 @@ def cluttered(home: Path) -> Path:
         revision = add_revision(store, signals={fact.id: "trained"})
         refused = add_revision(store, b"refused", promote=False)
         loose = store.blobs.path(store.blobs.put("ada", b"nobody names me"))
-        store.save_session("ada", "style", b"x" * 10)
+        store.save_checkpoint("ada", "style", b"x" * 10)
         for digest in (revision.digest, refused.digest):
             make_old(store.blobs.path(digest))
         make_old(loose)
@@ -74,15 +74,15 @@ def test_unreferenced_files_are_deleted_and_referenced_ones_stay(cluttered: Path
         assert verify(store) == ()
         assert all(store.blobs.read(each.digest) for each in store.catalog.revisions("ada"))
         assert collect_garbage(store) == GarbageReport()
-        store.save_session("ada", "style", b"again")
+        store.save_checkpoint("ada", "style", b"again")
 
 
 def test_young_files_stay(store: Store) -> None:
     candidate = store.blobs.put("ada", b"the gate still judges me")
-    store.save_session("ada", "style", b"in use")
+    store.save_checkpoint("ada", "style", b"in use")
     assert collect_garbage(store) == GarbageReport()
     assert store.blobs.read(candidate)
-    assert store.load_session("ada", "style") == b"in use"
+    assert store.load_checkpoint("ada", "style") == b"in use"
 
 
 def test_blob_that_is_written_again_is_young_again(store: Store) -> None:
@@ -192,7 +192,7 @@ def test_what_killed_programs_left_unfinished_is_deleted(
 ) -> None:
     with opened(home) as store:
         add_fact(store)
-        store.save_session("ada", "style", b"x")
+        store.save_checkpoint("ada", "style", b"x")
         left = [
             home / "notes" / ".published.js-1.part",
             home / ".backup-folde-2.part",
@@ -206,7 +206,7 @@ def test_what_killed_programs_left_unfinished_is_deleted(
             assert delete(store) == 2
         assert delete(store) == 1
         assert not any(path.exists() for path in left)
-        assert store.load_session("ada", "style") == b"x"
+        assert store.load_checkpoint("ada", "style") == b"x"
 
 
 def test_backup_that_was_killed_is_deleted(home: Path, tmp_path: Path) -> None:

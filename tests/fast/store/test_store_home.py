@@ -201,7 +201,7 @@ WRITES: list[Callable[[object], object]] = [
     lambda store: add_revision(store, b"two"),  # type: ignore[arg-type]
     lambda store: store.blobs.put("ada", b"x"),  # type: ignore[attr-defined]
     lambda store: store.leases.acquire("learn-ada").__enter__(),  # type: ignore[attr-defined]
-    lambda store: store.save_session("ada", "style", b"x"),  # type: ignore[attr-defined]
+    lambda store: store.save_checkpoint("ada", "style", b"x"),  # type: ignore[attr-defined]
 ]
 
 
@@ -284,17 +284,17 @@ def test_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bo
 
 def test_session_is_stored_whole_until_it_is_replaced_or_deleted(home: Path) -> None:
     with opened(home) as store:
-        assert store.load_session("ada", "skill.email") is None
+        assert store.load_checkpoint("ada", "skill.email") is None
         for data in (b"first", b"second"):
-            store.save_session("ada", "skill.email", data)
-            assert store.load_session("ada", "skill.email") == data
-        assert store.load_session("ada", "style") is None
+            store.save_checkpoint("ada", "skill.email", data)
+            assert store.load_checkpoint("ada", "skill.email") == data
+        assert store.load_checkpoint("ada", "style") is None
         for user, layer in (("..", "style"), ("ada", ".."), ("a/b", "style"), ("ada", "skill.")):
             with pytest.raises(InvalidId):
-                store.save_session(user, layer, b"x")
-        store.delete_session("ada", "skill.email")
-        store.delete_session("ada", "skill.email")
-        assert store.load_session("ada", "skill.email") is None
+                store.save_checkpoint(user, layer, b"x")
+        store.delete_checkpoint("ada", "skill.email")
+        store.delete_checkpoint("ada", "skill.email")
+        assert store.load_checkpoint("ada", "skill.email") is None
 
 
 def test_forked_child_cannot_use_its_parents_connections(home: Path) -> None:
