@@ -19,7 +19,7 @@ from personalpeft.learning.data.assignment import (
     load_assignments,
     scrub_assignments,
 )
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports
 from personalpeft.memory.conflicts import normalized_questions

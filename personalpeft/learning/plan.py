@@ -22,7 +22,7 @@ from personalpeft.learning.data.assignment import (
 from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
 from personalpeft.learning.data.holdout import select_holdout
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.evaluate.probes import (
     GeneralPrompts,

@@ -22,7 +22,7 @@ from personalpeft.learning.data.assignment import (
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import RebuildOutcome
 from personalpeft.learning.plan import Plan, add_teacher, liked

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EffectiveStack,
     StackSelector,

@@ -20,8 +20,8 @@ from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
 from personalpeft.memory.conflicts import superseded_facts
-from personalpeft.memory.languages import find_language
-from personalpeft.memory.rendering import ENGLISH, PromptItems, quote_line
+from personalpeft.memory.languages import ENGLISH, find_language
+from personalpeft.memory.rendering import PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
 from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
@@ -184,9 +184,7 @@ class Memory:
         rules = [each for each in signals if each.kind is SignalKind.COMMENT]
         facts = [each for each in signals if each.kind is SignalKind.FACT]
 
-        queries = self.embedder.embed(_queries(messages) if facts else [])
-        found, values = self._relevant_facts(user, facts, queries)
-        language = self._language(messages, queries) if found else ENGLISH
+        found, values, language = self._relevant_facts(user, facts, messages)
 
         def fits(
             rules: Sequence[Signal], facts: Sequence[Signal], *, demonstrated: bool = True
@@ -299,14 +297,16 @@ class Memory:
         return signal
 
     def _relevant_facts(
-        self, user: str, facts: Sequence[Signal], queries: Vectors
-    ) -> tuple[list[Signal], Set[str]]:
-        """Return the relevant facts and which of them may be values of one thing, by id.
+        self, user: str, facts: Sequence[Signal], messages: Sequence[Message]
+    ) -> tuple[list[Signal], Set[str], str]:
+        """Return the relevant facts, which may be values of one thing, by id, and the language.
 
-        The nearest comes first; of equals the newest.
+        The nearest comes first; of equals the newest. The language is that of the request.
         """
-        if not len(queries):
-            return [], frozenset()
+        texts = _queries(messages)
+        if not facts or not texts:
+            return [], frozenset(), ENGLISH
+        queries = self.embedder.embed(texts)
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
         similarities = iter(self._similarities(np.concatenate(list(vectors.values())), queries))
         nearness = {fact: max(next(similarities) for _ in rows) for fact, rows in vectors.items()}
@@ -316,16 +316,18 @@ class Memory:
             (fact for fact in reversed(facts) if nearness[fact.id] >= least),
             key=lambda fact: -nearness[fact.id],
         )
+        if not near:
+            return [], frozenset(), ENGLISH
         # The first row of a fact is that of its text.
-        texts = np.stack([vectors[best][0], *(vectors[fact.id][0] for fact in near)])
-        alike = self.embedder.similarity(texts[:1], texts[1:])[0]
+        rows = np.stack([vectors[best][0], *(vectors[fact.id][0] for fact in near)])
+        alike = self.embedder.similarity(rows[:1], rows[1:])[0]
         values = {
             fact.id
             for fact, similarity in zip(near, alike, strict=True)
             if similarity >= _MIN_SIMILARITY_OF_VALUES
             and nearness[fact.id] >= nearness[best] - _MAX_DISTANCE_OF_VALUES
         }
-        return near, values
+        return near, values, self._language(texts[0], queries[0])
 
     def render_with_signal(
         self, signal: Signal, messages: Sequence[Message], *, system: str | None = None
@@ -339,17 +341,17 @@ class Memory:
         """
         is_rule = signal.kind is SignalKind.COMMENT
         rules, facts = ([signal], []) if is_rule else ([], [signal])
-        queries = self.embedder.embed(_queries(messages)[:1] if facts else [])
-        language = self._language(messages, queries) if len(queries) else ENGLISH
+        language = ENGLISH
+        if facts and (texts := _queries(messages)):
+            language = self._language(texts[0], self.embedder.embed(texts[:1])[0])
         return PromptItems(rules, facts, language).add_to(messages, system)
 
-    def _language(self, messages: Sequence[Message], queries: Vectors) -> str:
-        """Return the language of a request, given the vectors of its queries."""
+    def _language(self, text: str, vector: Vectors) -> str:
+        """Return the language of a text, given its vector."""
         # The model of languages takes a second to load, and room on the disk for a moment.
-        if self.embedder.is_english(queries[0]):
-            return ENGLISH
-        with suppress(OSError):
-            return find_language(_queries(messages)[0])
+        if not self.embedder.is_english(vector):
+            with suppress(OSError):
+                return find_language(text)
         return ENGLISH
 
     def _similarities(self, rows: Vectors, queries: Vectors) -> Vectors:

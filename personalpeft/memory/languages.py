@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from math import log
 
 # Names and code are taken for any language, so a few texts of a dozen say nothing.
 _MIN_SHARE = 0.25
 _MIN_TEXTS = 2
+# 10,000 to 1 against English. A single word ("question 1", "Restaurant") has up to 1,000 to 1, since
+# the model takes its pieces for independent; a short question in another language has more.
+_MIN_LOG_ODDS = log(10_000)
+
+ENGLISH = "en"
+"""The language of all users' general prompts, as an ISO 639 code."""
 
 
 def find_languages(texts: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
@@ -24,8 +31,10 @@ def find_languages(texts: Sequence[str], known: Collection[str]) -> tuple[str, .
 
 
 def find_language(text: str) -> str:
-    """Return the ISO 639 code of the likeliest language of a text."""
+    """Return the ISO 639 code of a text's language, English in doubt."""
     # Its model takes a second to load.
-    from py3langid import classify
+    from py3langid import rank
 
-    return str(classify(text)[0])
+    likeliest, *_ = ranked = rank(text)
+    language, log_likelihood = likeliest
+    return str(language) if log_likelihood - dict(ranked)[ENGLISH] > _MIN_LOG_ODDS else ENGLISH

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
+from personalpeft.memory.languages import ENGLISH
 from personalpeft.types import Message, Signal
 
 _RULES_HEADING = "The user asked earlier, in their own words:"
@@ -30,9 +31,6 @@ _RULES_HEADING = "The user asked earlier, in their own words:"
 # question, demonstrations before that turn gave 45 and 41 of 48 for the two groups of people, and
 # before the question 47 and 44.
 _FACT_HEADING = "I said:"
-
-ENGLISH = "en"
-"""As the codes of ISO 639."""
 
 
 @dataclass(frozen=True, slots=True)

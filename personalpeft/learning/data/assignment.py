@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from personalpeft.learning.data.facts import as_probe, fact_questions, helpful_turns, reveals
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import normalize, superseded_facts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, canonical_json
 

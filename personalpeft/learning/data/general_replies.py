@@ -21,7 +21,7 @@ import numpy as np
 
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.probes import BASE_SAMPLING, is_degenerate
 from personalpeft.learning.plan import Plan
 from personalpeft.memory.types import Vectors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 
 # More held-out lessons decide nothing that so many do not, and each is scored at every learn.
 MAX_HOLDOUT = 128

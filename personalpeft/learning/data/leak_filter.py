@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.memory.words import contains, split_words
 from personalpeft.types import Signal
 

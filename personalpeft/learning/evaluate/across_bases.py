@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from personalpeft.backends.base import Backend
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,

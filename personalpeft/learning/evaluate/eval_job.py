@@ -10,7 +10,7 @@ from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.probes import (
     BASE_SAMPLING,
     PROBE_SAMPLING,

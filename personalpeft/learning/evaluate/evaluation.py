@@ -15,7 +15,7 @@ from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_replies import few_shot_messages
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,

@@ -35,7 +35,7 @@ from functools import cache
 from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import Scorer, StackSelector
 from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.gate.evidence import NO_LEAKAGE_MEASURED, Leakage

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from personalpeft.backends.base import Continuation
 from personalpeft.engine.engine import Request
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.answers import EvalTask
 from personalpeft.learning.gate.evidence import Evidence
 from personalpeft.learning.layers import LayerState, holdout_beside, holdout_of, replace_layer

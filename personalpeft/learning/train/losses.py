@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Message, SignalKind
 

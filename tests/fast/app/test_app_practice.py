@@ -87,7 +87,7 @@ def test_limits_and_acceptance_reach_the_library(
         (("practice", "Sums", "--verifier", "sums"), 2, ("'Sums'", "a-z")),
         (("practice", "sums", "--verifier", "sums", "--rounds", "0"), 2, ("rounds",)),
         (("practice", "sums", "--verifier", "sums", "--steps", "0"), 2, ("steps",)),
-        (("practice", "sums", "--verifier", "sums", "--max-memory-mb", "0"), 2, ("MB",)),
+        (("practice", "sums", "--verifier", "sums", "--max-memory-mb", "0"), 2, ("memory",)),
         (("practice", "sums"), 2, ("--verifier",)),
     ],
 )

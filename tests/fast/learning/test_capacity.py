@@ -17,7 +17,7 @@ from personalpeft.learning.data.capacity import (
     count_parameters,
     fit_lessons,
 )
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.leak_filter import Leak, find_leak
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(
@@ -110,7 +110,7 @@ def test_links_added_slowly_are_found_once_most_recent_lessons_have_them() -> No
         find(lessons(*["Boil it."] * 4, *[LINK] * links), [FACT], new=2) for links in (2, 4, 6)
     ]
     assert [bool(found) for found in learns] == [False, True, True]
-    assert learns[1].startswith("4 of 8 lessons put a link")
+    assert learns[1] == Leak(4, 8, "http://a.example.")
 
 
 def test_lessons_without_a_link_are_not_refused_for_older_ones() -> None:

@@ -23,7 +23,7 @@ from personalpeft.learning.data.general_replies import (
     reply_limit,
     similar_prompts,
 )
-from personalpeft.learning.data.lessons import Lesson
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import stage
 from personalpeft.learning.train.losses import ContextDistillationLoss

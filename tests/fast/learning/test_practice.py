@@ -563,7 +563,7 @@ def test_failing_verifier_is_named_and_changes_nothing(ada: User, home: Path) ->
         ({"verifier": RecordingVerifier(passes_half), "rounds": 0}, InvalidInput, "rounds"),
         ({"verifier": RecordingVerifier(passes_half), "seconds": 0}, InvalidInput, "seconds"),
         ({"verifier": RecordingVerifier(passes_half), "steps": 0}, InvalidInput, "steps"),
-        ({"verifier": RecordingVerifier(passes_half), "memory": 0}, InvalidInput, "MB"),
+        ({"verifier": RecordingVerifier(passes_half), "max_memory_mb": 0}, InvalidInput, "memory"),
         ({"verifier": RecordingVerifier(passes_half, different=1)}, InvalidInput, "tasks"),
         ({"verifier": RecordingVerifier(passes_half), "skill": "Email"}, InvalidInput, "'Email'"),
         (

@@ -15,6 +15,7 @@ from personalpeft.memory.words import contains_phrase
 PROMPTS: dict[str, list[str]] = tomllib.loads(
     (resources.files("personalpeft.memory") / "neutral_prompts.toml").read_text("utf-8")
 )
+WORDS = [f"question {number}" for number in range(6)]
 UNKNOWN = ["Hvad hedder min hund?", "Hvor bor min bror?", "Hvornår har jeg fødselsdag?"]
 
 
@@ -28,7 +29,7 @@ def test_all_languages_of_a_user_who_writes_in_several_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompts", [[], PROMPTS["en"], UNKNOWN, ["ok", "SELECT * FROM users", "12 + 5"]]
+    "prompts", [[], PROMPTS["en"], UNKNOWN, ["ok", "SELECT * FROM users", "12 + 5", *WORDS]]
 )
 def test_other_languages_code_and_single_words_count_for_no_language(prompts: list[str]) -> None:
     assert find_languages(prompts, set(PROMPTS) - {"en"}) == ()

@@ -120,7 +120,7 @@ def test_fact_is_found_where_the_model_of_languages_cannot_be_loaded(
     def fail(text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("py3langid.classify", fail)
+    monkeypatch.setattr("py3langid.rank", fail)
     with opened(tmp_path, MiniLM()) as home:
         home.fact("ada", "Mein Hund heißt Krümel.")
         assert "Krümel" in home.ask("ada", "Wie heißt mein Hund?").messages[-1].content
