@@ -13,6 +13,9 @@ _MIN_TEXTS = 2
 # the model takes its pieces for independent; a short question in another language has more.
 _MIN_LOG_ODDS = log(10_000)
 
+# The beginning of a text is enough, and a prompt may be a whole book.
+_MAX_LENGTH = 1000
+
 ENGLISH = "en"
 """The language of all users' general prompts, as an ISO 639 code."""
 
@@ -35,6 +38,6 @@ def find_language(text: str) -> str:
     # Its model takes a second to load.
     from py3langid import rank
 
-    likeliest, *_ = ranked = rank(text)
+    likeliest, *_ = ranked = rank(text[:_MAX_LENGTH])
     language, log_likelihood = likeliest
     return str(language) if log_likelihood - dict(ranked)[ENGLISH] > _MIN_LOG_ODDS else ENGLISH
