@@ -282,7 +282,7 @@ def forget(
             draft.measure_before(plan)
         with store.database.write_lock():
             if head != read_chain_head(store.database, user):
-                # More was said meanwhile.
+                # Entries were added since the plan was made.
                 _, target, plan = find_and_plan()
             if cancelled():
                 raise Cancelled(

@@ -45,7 +45,7 @@ _MAX_ENTRIES = 12
 )
 @global_options
 def daemon() -> None:
-    """Learn when the moment is right.
+    """Learn on a schedule, while the machine is idle.
 
     Looks after a home. Users with new feedback learn one after another while the machine is idle,
     within a budget. It also makes backups, deletes unused files and writes a daily report. Set it

@@ -116,7 +116,7 @@ def teach(
 ) -> None:
     """Show the ANSWER that you want to a PROMPT.
 
-    Prints the id of the lesson. Either of the two may be '-', which reads it from stdin.
+    Prints the id of the signal. Either of the two may be '-', which reads it from stdin.
     """
     from personalpeft.chat.validation import check_text
     from personalpeft.ids import check_layer_name

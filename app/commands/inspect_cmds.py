@@ -212,7 +212,7 @@ class _Since(click.ParamType):
 )
 @click.option("--everyone", is_flag=True, help="All users of the home with any activity.")
 def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
-    """Sum up the learns of a time.
+    """Summarize the learns of a period.
 
     Shows each learn with its verdict, its reason, its feedback, an answer before and after, and how
     to undo it. Shows refusals and withdrawals with their reasons, and the live revisions.

@@ -216,7 +216,9 @@ def map_source(card: ModelCard) -> MappedWeights:
     if file := source_gguf_file(card):
         return MappedWeights(_map_gguf(file), None)
     if card.source.path is None:
-        raise WeightsError(f"{card.name} has no file yet.", hint="Open it once.")
+        raise WeightsError(
+            f"{card.name} is not prepared.", hint="Open it once, which prepares its file."
+        )
     return MappedWeights(_map_folder(card.source.path), None)
 
 

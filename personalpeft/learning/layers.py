@@ -4,8 +4,8 @@ One rule: a revision is stale if it was trained on a signal that is no longer a 
 stack below its layer is another one. A signal counts by its content, so one that was given again is
 a lesson still. A head that was revalidated is valid on that stack too.
 
-Nothing is built twice. A build in a stale head's place that is not stale itself is its outcome,
-whether it is live, refused or rolled back. Only other lessons or another stack below cause a build.
+Nothing is built twice. A stale head is built again once. That build may be live, refused or rolled
+back: while it is not stale itself, only other lessons or another stack below cause another build.
 """
 
 from __future__ import annotations

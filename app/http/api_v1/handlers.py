@@ -310,7 +310,7 @@ def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
         keys = [key(each) for each in found]
         if query.after not in keys:
             raise NotFound(
-                "There is nothing of the id that after names.",
+                f"after must be the id of something in this list, got {query.after!a}.",
                 hint="Begin again with the first page.",
             )
         begin = keys.index(query.after) + 1

@@ -127,7 +127,7 @@ class ModelRunner:
         self._context, self._products = install_lora_layers(
             self.module, self.base.architecture, make_linear
         )
-        # The head is one of them.
+        # The head has no adapter, and its weights are mapped too.
         map_other_linears(self.module, make_linear)
         self.module.eval()
 

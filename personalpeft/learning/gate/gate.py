@@ -187,7 +187,7 @@ def judge(
         kept = _retention_kept(evidence)
         if not has_new_lessons:
             return _promote(evidence, kept)
-        # Retracted lessons go in any case. The new ones have not earned anything yet.
+        # The build goes live without the retracted lessons. Nothing is known of its new ones.
         reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
         return replace(_promote(evidence, *reasons), probation=True)
     is_decided = any(item.improved or item.regressed for item in evidence.target)
@@ -224,7 +224,7 @@ def judge(
         return _promote(evidence, Reason(code, counts))
     written = reason(ReasonCode.GENERATED, count=generated.after, asked=generated.asked)
     if generated.after < margins.min_generated * generated.asked:
-        # Likelier is not yet written: the answers that were wanted gained, and no reply changed.
+        # The wanted answers became likelier, and too few generated replies changed.
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), written))
     return _promote(evidence, Reason(code, counts), written)
 
