@@ -39,7 +39,7 @@ class SequenceBatch(ABC, Generic[S]):
         if len(self._running) >= self.rows:
             return None
         sequence.start(next(self._numbers), self._decoder)
-        running = self._start(sequence)
+        running = self._allocate(sequence)
         if running is None:
             return None
         self._running[sequence.number] = running
@@ -60,7 +60,7 @@ class SequenceBatch(ABC, Generic[S]):
         """See ``Backend.occupancy``."""
 
     @abstractmethod
-    def _start(self, sequence: SequenceState) -> S | None:
+    def _allocate(self, sequence: SequenceState) -> S | None:
         """Take what a sequence needs; None without room."""
 
     def _release(self, running: S) -> None:

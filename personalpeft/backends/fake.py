@@ -253,7 +253,7 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
     def close(self) -> None:
         self._attached.clear()
 
-    def _start(self, sequence: SequenceState) -> _FakeSequence:
+    def _allocate(self, sequence: SequenceState) -> _FakeSequence:
         key = sequence.adapter_key
         stack = None if key is None else self._attached[key]
         return _FakeSequence(sequence, stack, len(sequence.token_ids), self.reply(sequence, stack))

@@ -74,7 +74,7 @@ class Batch(SequenceBatch[_SlotSequence]):
         self._pool, self._adapters = pool, adapters
         self._reused_tokens = 0
 
-    def _start(self, sequence: SequenceState) -> _SlotSequence | None:
+    def _allocate(self, sequence: SequenceState) -> _SlotSequence | None:
         key, owner, prompt = sequence.adapter_key, sequence.owner, sequence.prompt_tokens
         adapter = None if key is None else self._adapters[key]
         slot = self._pool.find_slot(adapter, owner, prompt, sequence.max_length)

@@ -84,7 +84,8 @@ class Batch(SequenceBatch[_PagedSequence]):
         self._blocks = BlockManager(kv_cache.num_blocks)
         self._reused = 0
 
-    def _start(self, sequence: SequenceState) -> _PagedSequence | None:
+    def _allocate(self, sequence: SequenceState) -> _PagedSequence | None:
+        """Give a row its adapter's slot, and key-value blocks for its prompt."""
         slot = self._bank.slot_of(sequence.adapter_key)
         # At least the last token is read again, since the next token comes from it.
         hashes = list(prefix_hashes(self._model.base.digest, sequence, sequence.token_ids[:-1]))

@@ -59,7 +59,7 @@ class Batch(SequenceBatch[_StreamedSequence]):
         self._tokenizer, self._salt = tokenizer, salt
         self._events = SimpleQueue[_Event]()
 
-    def _start(self, sequence: SequenceState) -> _StreamedSequence:
+    def _allocate(self, sequence: SequenceState) -> _StreamedSequence:
         temperature = sequence.request.sampling.temperature
         if temperature > _MAX_TEMPERATURE:
             raise InvalidInput(
