@@ -7,12 +7,10 @@ by HMACs with a key that only the home has. It claims only what was checked here
 from __future__ import annotations
 
 import platform
-import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from personalpeft.certificate import (
     FORMAT,
@@ -21,24 +19,13 @@ from personalpeft.certificate import (
     require_signing,
     sign_statement,
 )
-from personalpeft.errors import Cancelled, Forgotten, NotFound, PersonalPeftError
+from personalpeft.erasure_exposure import ExposureMeasure
+from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 from personalpeft.learning.candidate import describe_installation, imported_inputs
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_of
-from personalpeft.learning.evaluate.exposure import (
-    UNSEEN,
-    Exposure,
-    MatchedSecret,
-    Secret,
-    find_secret,
-    match_secret,
-    measure_exposure,
-    words_of,
-)
-from personalpeft.learning.layers import ancestors
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
-from personalpeft.stacks import live_stack
 from personalpeft.store.backup import COPY_NAME
 from personalpeft.store.certificate_keys import load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
@@ -49,25 +36,15 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure, ErasureResult
 from personalpeft.types import (
     Json,
-    Message,
     Progress,
     Revision,
     Signal,
-    SignalKind,
-    SignalRole,
     Stack,
     Turn,
     canonical_digest,
-    canonical_json,
 )
 
-_T = TypeVar("_T")
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
-
-MAX_SECRETS = 4
-"""How many answers are measured, since each takes some hundred passes of the model."""
-# Each is compared with all remaining texts.
-_MAX_TRIED = 4 * MAX_SECRETS
 
 
 class CertificateDraft:
@@ -109,7 +86,7 @@ class CertificateDraft:
                 "user": self._keys.name("user", user),
             },
         }
-        self._exposure = _ExposureMeasure(services, user, progress, cancelled)
+        self._exposure = ExposureMeasure(services, user, progress, cancelled)
 
     def measure_before(self, plan: ErasurePlan) -> None:
         """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
@@ -320,149 +297,6 @@ class CertificateDraft:
         return sign_statement(self._statement, self._keys.signing)
 
 
-class _ExposureMeasure:
-    """How far the live stack has memorized the items of one erasure, before and after.
-
-    The texts are in memory only, from ``measure_before`` to the end of ``measure_after``.
-    """
-
-    def __init__(
-        self, services: Services, user: str, progress: Progress, cancelled: Callable[[], bool]
-    ) -> None:
-        self._services, self._user = services, user
-        self._progress, self._cancelled = progress, cancelled
-        self._matched: list[MatchedSecret] = []
-        self._before: list[Exposure] = []
-        self._not_measured = ""
-
-    def measure_before(
-        self,
-        items: Sequence[Turn | Signal],
-        revisions: Collection[str],
-        remaining: Callable[[Turn | Signal], Sequence[str]],
-    ) -> None:
-        """Choose what is measured, and measure it under the live stack.
-
-        ``remaining`` returns the other texts of the user that one of the items is compared with.
-        Raises ``Cancelled``. Another error is stated as the reason why there is no measure.
-        """
-        try:
-            stack = live_stack(self._services, self._user)
-            live = {entry.revision for entry in stack.entries} & set(revisions)
-            if not live:
-                self._not_measured = "no live revision was built from it"
-                return
-            secrets = self._find_secrets(items, live, remaining)
-            if not secrets:
-                self._not_measured = "no answer of it has a word that occurs nowhere else"
-                return
-            words = words_of([text for item, _ in secrets for text in remaining(item)])
-            rng = random.Random(self._services.clock.entropy(16))
-            with self._services.model.learning():
-                for _, secret in self._each("Matching", secrets):
-                    engine = self._services.learning_engine
-                    matched = match_secret(engine, secret, words, stack.base, rng)
-                    self._matched += [matched] if matched else []
-            if not self._matched:
-                self._not_measured = "there are too few other texts of its form"
-            self._before = self._measure(stack, "Measuring before")
-        except Cancelled:
-            raise
-        except PersonalPeftError as error:
-            self._not_measured = f"{type(error).__name__} before the erasure"
-
-    def measure_after(self, stack: Stack | None = None) -> Json:
-        """Measure the same under the stack that is live now, and return both.
-
-        ``stack`` is what answers now, where the user is gone.
-        """
-        if not self._before:
-            return _not_measured(self._not_measured)
-        try:
-            stack = stack or live_stack(self._services, self._user)
-            after = self._measure(stack, "Measuring after")
-        except PersonalPeftError as error:
-            return _not_measured(f"{type(error).__name__} after the erasure")
-        finally:
-            # Caches hold the prompts.
-            self._services.drop_user_caches(self._user)
-            matched, self._matched = self._matched, []
-        results = [
-            {
-                "item": each.secret.item,
-                "before": _exposure_json(before),
-                "after": _exposure_json(now),
-            }
-            for each, before, now in zip(matched, self._before, after, strict=True)
-        ]
-        return {**_not_measured(""), "results": results}
-
-    def _find_secrets(
-        self,
-        items: Sequence[Turn | Signal],
-        live: Collection[str],
-        remaining: Callable[[Turn | Signal], Sequence[str]],
-    ) -> list[tuple[Turn | Signal, Secret]]:
-        store, user = self._services.store, self._user
-        trained = {
-            signal
-            for each in live
-            for revision in ancestors(store, store.catalog.revision(user, each))
-            for signal, role in revision.signals.items()
-            if role == SignalRole.TRAINED
-        }
-        # What the revision was trained on first. A turn and its feedback may have the same answer.
-        answers: dict[str, tuple[Turn | Signal, tuple[Message, ...], str]] = {}
-        for item in sorted(items, key=lambda each: each.id not in trained):
-            for messages, answer in self._answers(item):
-                key = canonical_json([answer, *(each.to_list() for each in messages)])
-                answers.setdefault(key, (item, messages, answer))
-        found = []
-        for item, messages, answer in islice(answers.values(), _MAX_TRIED):
-            secret = find_secret(item.id, messages, answer, remaining(item))
-            found += [(item, secret)] if secret else []
-            if len(found) == MAX_SECRETS:
-                break
-        return found
-
-    def _answers(self, item: Turn | Signal) -> Iterable[tuple[tuple[Message, ...], str]]:
-        """Yield the answers of an item, each after its prompt."""
-        if isinstance(item, Turn):
-            yield item.messages, item.reply
-            return
-        payload = item.payload
-        if item.kind is SignalKind.FACT:
-            answer = payload.get("answer") or payload["text"]
-            for question in payload.get("questions") or ():
-                yield (Message("user", question),), answer
-        elif item.kind is SignalKind.DEMONSTRATION:
-            before = tuple(Message.from_list(each) for each in payload.get("before", ()))
-            yield (*before, Message("user", payload["prompt"])), payload["answer"]
-        elif item.turn is not None and item.kind is not SignalKind.COMMENT:
-            turn = self._services.store.ledger.turn(self._user, item.turn)
-            yield turn.messages, str(payload.get("text", turn.reply))
-
-    def _measure(self, stack: Stack, stage: str) -> list[Exposure]:
-        found = []
-        with self._services.model.learning():
-            for matched in self._each(stage, self._matched):
-                engine = self._services.learning_engine
-                found.append(measure_exposure(engine, self._user, matched, stack, self._cancelled))
-        self._check_not_cancelled()
-        return found
-
-    def _each(self, stage: str, items: Sequence[_T]) -> Iterator[_T]:
-        """Yield items and report the progress. Raises ``Cancelled``."""
-        for number, item in enumerate(items):
-            self._progress(stage, number / len(items))
-            self._check_not_cancelled()
-            yield item
-
-    def _check_not_cancelled(self) -> None:
-        if self._cancelled():
-            raise Cancelled("Cancelled while it was measured.", hint="Give the command again.")
-
-
 def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:
     """Implement ``Runtime.items_with_text``."""
     keys = load_certificate_keys(store)
@@ -503,16 +337,3 @@ def _count_copies(folder: Path) -> int | None:
         return sum(bool(COPY_NAME.fullmatch(each.name)) for each in folder.iterdir())
     except OSError:
         return None
-
-
-def _not_measured(reason: str) -> Json:
-    return {"unseen": UNSEEN, "results": [], "not_measured": reason}
-
-
-def _exposure_json(exposure: Exposure) -> Json:
-    return {
-        "rank": exposure.rank,
-        "bits": exposure.bits,
-        "auc": exposure.auc,
-        "extracted": exposure.is_extracted,
-    }

@@ -189,7 +189,7 @@ def _write_certificate(
 
 
 def _confirm(common: GlobalOptions, preview: object, question: str) -> None:
-    """Show the preview and ask. Raises a usage error unless somebody at a terminal can answer."""
+    """Show the preview and ask for consent. Raises a usage error where no terminal is open."""
     if common.json or not sys.stdin.isatty():
         raise click.UsageError("This cannot be undone. Give --yes, or --dry-run to look.")
     click.echo(str(preview), err=True)

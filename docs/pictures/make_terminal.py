@@ -161,7 +161,7 @@ def main() -> None:
     steadily = steady()
     for name in ("now", "timer", "entropy"):
         object.__setattr__(clock.SYSTEM, name, getattr(steadily, name))
-    FakeBackend.reply = _say  # type: ignore[method-assign]  # only here does it say what it is told to
+    FakeBackend.reply = _say  # type: ignore[method-assign]  # only the pictures need fixed replies
     with tempfile.TemporaryDirectory() as folder:
         _draw("http", "python", _http(Path(folder) / "http"))
         _draw("daemon", "personalpeft daemon", _daemon(Path(folder) / "daemon"))

@@ -112,7 +112,7 @@ def _as_a_small_model() -> Callable[[bool], None]:
         level = -2.1 if stack is None else _SURE[min(seen.index(stack.digest), 2)]
         return tuple(level + 0.02 * (each % 7) for each in completion)
 
-    fake.FakeBackend.reply = reply  # type: ignore[method-assign]  # only here does it say what it is told to
+    fake.FakeBackend.reply = reply  # type: ignore[method-assign]  # only the pictures need fixed replies
     fake._logprobs = logprobs
     return lambda on: ways.update({True: taught if on else before})
 

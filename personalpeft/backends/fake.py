@@ -236,7 +236,7 @@ class FakeBackend(SequenceBatch[_FakeSequence]):
         return tuple(results)
 
     def reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
-        """Return the tokens of a reply. A test may replace this to fix what is said.
+        """Return the tokens of a reply. A test may replace it to fix the reply.
 
         A reply is a tool call, or four words by prompt and seed and two more by the stack.
         """

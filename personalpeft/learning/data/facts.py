@@ -32,11 +32,12 @@ MIN_HELPFUL_TURNS = 2
 class QuestionTemplate:
     """Text around a question: ``first`` is the question as a sentence begins, ``later`` continues.
 
-    ``english`` is for questions in the language of the bank. ``neutral`` has no words.
+    ``english`` is for English questions. ``other`` is for all others, without words or in their
+    language.
     """
 
     english: str
-    neutral: str
+    other: str
 
 
 PARAPHRASE_TEMPLATES = (
@@ -99,7 +100,7 @@ def fact_questions(
 def paraphrases_digest(languages: tuple[str, ...]) -> str:
     """Return the digest of templates and question forms, which decide what is trained on."""
     templates = (*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE)
-    texts = [text for each in templates for text in (each.english, each.neutral)]
+    texts = [text for each in templates for text in (each.english, each.other)]
     return canonical_digest([*texts, forms_digest(languages)])
 
 
@@ -110,13 +111,13 @@ def question_templates(
 
     Args:
         question: The question.
-        by_language: By language other than that of the bank, texts around a ``{question}``.
+        by_language: By language other than English, texts around a ``{question}``.
     """
     if not by_language or is_in_bank_language(question):
         return PARAPHRASE_TEMPLATES
     texts = by_language.get(find_language(question), ())
-    own = (text.replace("{question}", "{first}") for text in texts)
-    return (*PARAPHRASE_TEMPLATES, *(QuestionTemplate(text, text) for text in own))
+    others = (QuestionTemplate("", text.replace("{question}", "{first}")) for text in texts)
+    return (*PARAPHRASE_TEMPLATES, *others)
 
 
 def paraphrase(
@@ -240,7 +241,7 @@ def _make_probe(question: FactQuestion) -> FactQuestion:
 
 def _fill(template: QuestionTemplate, question: str) -> str:
     if not is_in_bank_language(question):
-        return template.neutral.format(first=question)
+        return template.other.format(first=question)
     # Without a question mark the rest of the template would read as part of the question.
     question = question if _ends_sentence(question) else f"{question}?"
     lowers = begins_form(question)

@@ -238,7 +238,7 @@ class TrainingPasses:
         """See ``TrainingBackend.advance``."""
         if not len(sessions) == len(terms) == len(rates):
             raise ValueError("sessions, terms and rates must have the same length")
-        parts = list(map(_SessionTerms.of, self._own(sessions), terms))
+        parts = list(map(_SessionTerms.of, self._torch_sessions(sessions), terms))
         losses: list[float] = []
         sizes = [len(pack(part.continuations).tokens) for part in parts]
         for group in split_by_size(sizes, PASS_TOKENS):
@@ -260,13 +260,13 @@ class TrainingPasses:
         """
         if len(sessions) != len(terms):
             raise ValueError("sessions and terms must have the same length")
-        own_sessions = self._own(sessions)
+        torch_sessions = self._torch_sessions(sessions)
         units = [
             _SessionTerms.of(session, [term])
-            for session, own in zip(own_sessions, terms, strict=True)
+            for session, own in zip(torch_sessions, terms, strict=True)
             for term in own
         ]
-        results: dict[TorchSession, list[ForwardResult]] = {each: [] for each in own_sessions}
+        results: dict[TorchSession, list[ForwardResult]] = {each: [] for each in torch_sessions}
         limit = FORWARD_TOKENS.get(self._model.where.device.type, FORWARD_TOKENS["cpu"])
         sizes = [len(pack(unit.continuations).tokens) for unit in units]
         for group in split_by_size(sizes, limit):
@@ -279,9 +279,9 @@ class TrainingPasses:
             passed = _run_pass(self._model, parts, backward=backward, logprobs=logprobs)
             for part, (_, own_results) in zip(parts, passed, strict=True):
                 results[part.session] += own_results
-        return tuple(tuple(results[session]) for session in own_sessions)
+        return tuple(tuple(results[session]) for session in torch_sessions)
 
-    def _own(self, sessions: Sequence[Session]) -> list[TorchSession]:
+    def _torch_sessions(self, sessions: Sequence[Session]) -> list[TorchSession]:
         """Return the sessions, checked. Raises ``ValueError``."""
         own = dict.fromkeys(
             session
