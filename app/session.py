@@ -37,7 +37,7 @@ def open_runtime(
 ) -> Iterator[Runtime]:
     """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed.
 
-    It tells its progress to the display of ``common``, or to ``progress``.
+    Progress goes to ``progress``, or else to the display of ``common``.
     """
     import personalpeft
     from personalpeft.store.home import DATABASE
