@@ -71,6 +71,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_of_the_node(
     assert node.FOLDER_VARIABLE in error["hint"]
 
 
+@pytest.mark.exhaustive
 def test_folders_of_processes_that_ended_are_deleted_and_others_stay(folder: Path) -> None:
     code = "from personalpeft_ray_updates import node; print(node._make_folder())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

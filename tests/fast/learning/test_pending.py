@@ -122,6 +122,7 @@ def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
     assert ada.pending().news == ()
 
 
+@pytest.mark.exhaustive
 def test_imported_layer_is_pending_once_and_stays(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
     assert ada.revisions("style")[-1].parent is not None
 
 
+@pytest.mark.exhaustive
 def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()

@@ -169,6 +169,7 @@ def test_turn_and_provenance_name_the_backend_and_why_it_served(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tiny_base")
+@pytest.mark.exhaustive
 def test_another_engine_learns_the_same_revision_while_chat_goes_on_and_frees_its_memory(
     tmp_path: Path,
 ) -> None:

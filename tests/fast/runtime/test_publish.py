@@ -406,6 +406,7 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
 """
 
 
+@pytest.mark.exhaustive
 def test_kill_leaves_whole_stacks_and_a_later_forget_finds_them(
     learned_users: Runtime, home: Path, cache: Path
 ) -> None:

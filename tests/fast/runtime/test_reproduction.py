@@ -273,6 +273,7 @@ def test_lost_file_of_an_import_is_reported(
     assert len(report.problems) == 1
 
 
+@pytest.mark.exhaustive
 def test_repair_that_is_killed_or_finds_no_room_leaves_a_valid_home_and_can_be_repeated(
     home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
