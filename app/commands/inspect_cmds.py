@@ -41,7 +41,7 @@ def stack(common: GlobalOptions) -> None:
     with session.open_user(common, "read") as user:
         layers = user.layers()
         revisions = {revision.id: revision for revision in user.revisions()}
-        pending = user.pending().news
+        pending = user.pending().triggers
     data, rows = [], []
     for layer in layers:
         head = revisions.get(layer.head) if layer.head else None

@@ -207,8 +207,8 @@ def test_removed_fact_is_gone_with_the_next_learn(shell: Shell) -> None:
     assert shell.run("learn").exit_code == 0
     removed = json.loads(shell.run("memory", "remove", facts["dog"], "--json").stdout)
     assert removed == {"removed": facts["dog"], "user": removed["user"]}
-    (news,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
-    assert (news["kind"], news["layer"]) == ("lessons retracted", "memory")
+    (trigger,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
+    assert (trigger["kind"], trigger["layer"]) == ("lessons retracted", "memory")
     report = json.loads(shell.run("learn", "--json").stdout)
     assert report["reasons"][0]["code"] == "lessons_retracted"
     output = {

@@ -235,7 +235,7 @@ def test_the_command_line_prints_what_the_api_answers(
     assert shown("why", turn) == answered(f"/users/ada/turns/{turn}/why")
     assert shown("lessons")["lessons"] == answered("/users/ada/lessons")["items"]
     assert shown("memory")["items"] == answered("/users/ada/items")["items"]
-    assert shown("stack")["pending"] == answered("/users/ada/pending")["news"]
+    assert shown("stack")["pending"] == answered("/users/ada/pending")["triggers"]
     assert shown("users") == {"users": (page := answered("/users"))["items"], "next": page["next"]}
     (printed,), digest = shown("report")["users"], answered("/users/ada/digest")
     period = {"since": digest["since"], "until": digest["until"]}
@@ -276,6 +276,12 @@ def test_a_failed_learn_reports_its_reason_in_the_job(ada: Caller, runtime: Runt
     runtime.user("ada")
     job = wait_for_job(ada, ada.post(f"{ADA}/learns", {"layer": "style"}).get_json())
     assert (job["state"], job["error"]["kind"], job["report"]) == ("failed", "NothingToLearn", None)
+
+
+def test_former_names_of_fields_are_sent_for_one_release(ready: Caller) -> None:
+    pending = ready.get(f"{ADA}/pending").get_json()
+    assert pending["news"] == pending["triggers"] != []
+    assert pending.keys() >= {"learned", "last_learned_at", "seconds", "mean_build_seconds"}
 
 
 @pytest.mark.parametrize("name", ["max_memory_mb", "memory"])

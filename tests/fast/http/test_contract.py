@@ -534,7 +534,7 @@ def test_pending_signals_are_counted_and_probations_are_reviewed(
 ) -> None:
     correct(ada)
     assert ada.pending() == library_user.pending()
-    assert ada.pending().news
+    assert ada.pending().triggers
     ada.learn()
     assert ada.pending() == library_user.pending()
     assert ada.review() == ()

@@ -56,7 +56,7 @@ def test_signal_without_consent_is_listed_so_and_in_no_build(ada: User, kind: Si
     kept = [GIVE[kind](ada, number, train=False) for number in range(6)]
     assert without_consent(ada) == set(kept)
     assert {each.place for each in ada.signal_statuses()} == {PLACES.get(kind, Placement.UNUSED)}
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert ada.pending().too_few == {}
     with pytest.raises(NothingToLearn):
         ada.learn()
@@ -79,12 +79,12 @@ def test_withdrawn_consent_is_unlearned_by_the_next_learn(ada: User, kind: Signa
     # The signal stays in the ledger and in the prompt.
     assert [each.id for each in ada.signals()] == [each.id for each in before]
     assert ada.items() == items
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     assert ada.learn().reasons[0].code is ReasonCode.LESSONS_RETRACTED
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
     assert gone not in live.signals
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert verify(ada._services.store) == ()
 
 
@@ -93,7 +93,7 @@ def test_held_out_signal_judges_no_more_after_consent_is_withdrawn(ada: User) ->
     ada.learn()
     held = min(pinned(ada))
     ada.retract(held, training_only=True)
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert statuses(ada)[held].use_code is SignalUse.UNUSED
     correct(ada, 4, first=20)
     ada.learn()
@@ -137,7 +137,7 @@ def test_runtime_can_record_signals_without_consent(home: Path) -> None:
             ada.edit_item(fact, "My dog is called Crumpet.", answer="Crumpet").id,
         ]
         assert without_consent(ada) == set(signals)
-        assert ada.pending().news == ()
+        assert ada.pending().triggers == ()
         allowed = ada.teach("Write to Cy.", "Dear Cy", train=True)
         assert statuses(ada)[allowed].place is Placement.LAYER
     # Another process on the home treats them alike.
@@ -215,7 +215,7 @@ def test_superseding_without_consent_unlearns_the_earlier_signal(
     ada.learn()
     turn = next(s.turn for s in ada.signals() if s.id in trained_on(ada) - pinned(ada))
     ada.feedback(str(turn), edit="Not so.", train=False)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
 
 
 def test_signal_without_consent_settles_no_conflict_of_lessons(ada: User) -> None:
@@ -278,7 +278,7 @@ def test_likes_are_unlearned_where_consent_is_withdrawn_from_their_fact(
     assert all(fact in turn.used for turn in ada.turns())
     ada.learn()
     ada.retract(fact, training_only=True)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [fact]

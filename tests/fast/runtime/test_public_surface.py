@@ -176,6 +176,7 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
             (ada, "weigh", "set_weight"),
             (runtime, "tokens", "api_keys"),
             (personalpeft, "Why", "Provenance"),
+            (ada.pending(), "news", "triggers"),
         ):
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(owner, old) == getattr(owner, new)

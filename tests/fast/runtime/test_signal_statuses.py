@@ -177,7 +177,7 @@ def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: 
         ada = runtime.user("ada")
         assert ada.signal_statuses() == statuses
         assert {status.use for status in statuses} == {"trained on", "held out to judge"}
-        assert ada.pending().news == ()
+        assert ada.pending().triggers == ()
         with pytest.raises(NothingToLearn):
             ada.learn()
         # The new lessons are trained on top of it.
