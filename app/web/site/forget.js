@@ -83,7 +83,7 @@ function consequences(would) {
   const parts = [
     would.signals.length && count(would.signals.length, "signal"),
     would.turns.length && count(would.turns.length, "question with its reply", "questions with their replies"),
-    would.emptied.length && count(would.emptied.length, "reply", "replies"),
+    would.emptied_replies.length && count(would.emptied_replies.length, "reply", "replies"),
     would.revisions.length && count(would.revisions.length, "revision"),
   ].filter(Boolean);
   const layers = Object.keys(would.heads).map(layerName);

@@ -94,7 +94,7 @@ export class User extends EventTarget {
     return pages(this.at("reports"));
   }
 
-  /** @returns {Promise<{ text: string, seconds: number | null }>} */
+  /** @returns {Promise<{ text: string }>} */
   pending() {
     return ask("GET", this.at("pending"));
   }

@@ -6,6 +6,7 @@ import builtins
 import inspect
 import subprocess
 import sys
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from runtime_makers import python_environment
 import personalpeft
 from personalpeft import errors
 from personalpeft.backends.vllm.transport import Unreachable
+from personalpeft.erasure import ForgetReport
 from personalpeft.errors import (
     ERROR_CODES,
     PersonalPeftError,
@@ -177,6 +179,7 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
             (runtime, "tokens", "api_keys"),
             (personalpeft, "Why", "Provenance"),
             (ada.pending(), "news", "triggers"),
+            (ForgetReport("ada", "s_1", datetime.now(UTC), 0.0), "stands", "remaining_mentions"),
         ):
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(owner, old) == getattr(owner, new)
