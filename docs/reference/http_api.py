@@ -142,11 +142,12 @@ def _one(operation: Operation) -> Iterator[str]:
         if operation.admin
         else ""
     )
+    former = operation.former_path and f" Formerly `{operation.former_path}`, for one release."
     yield from (
         "",
         f"### `{operation.method} {PREFIX}{operation.path}`",
         "",
-        f"{operation.text}{alone}",
+        f"{operation.text}{alone}{former}",
         "",
     )
     definitions = described_types()[1]

@@ -83,6 +83,7 @@ class Operation:
         download: Whether it answers a file.
         upload: Whether its body is a file.
         file: What the file is.
+        former_path: An old path that works for one release.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Operation:
     download: bool = False
     upload: bool = False
     file: str = "a `.personal` file"
+    former_path: str = ""
     errors: Errors = ANY
 
     @property
@@ -256,7 +258,10 @@ REMEMBER = _feedback(
 )
 RETRACT = _feedback("retract", "POST", f"{_USER}/retractions", status=201)
 SIGNALS = _feedback("signals", "GET", f"{_USER}/signals", paged=True)
-SIGNAL_STATUSES = _feedback("signal_statuses", "GET", f"{_USER}/lessons", paged=True)
+SIGNAL_STATUSES = _feedback(
+    "signal_statuses", "GET", f"{_USER}/signal-statuses", paged=True,
+    former_path=f"{_USER}/lessons",
+)
 ITEMS = _feedback("items", "GET", f"{_USER}/items", paged=True)
 EDIT_ITEM = _feedback("edit_item", "PUT", f"{_USER}/items/{{item}}")
 RETRACT_ITEM = _feedback("retract_item", "DELETE", f"{_USER}/items/{{item}}", status=204)
@@ -298,7 +303,9 @@ EVERY_JOB, ANY_JOB, FOLLOW_ANY, CANCEL_ANY = (
     )
 )
 PENDING = _learn("pending", "GET", f"{_USER}/pending")
-TRAINING_STATUS = _learn("training_status", "GET", f"{_USER}/learning")
+TRAINING_STATUS = _learn(
+    "training_status", "GET", f"{_USER}/training-status", former_path=f"{_USER}/learning",
+)
 REVIEW = _learn("review", "POST", f"{_USER}/review")
 
 STACK = _stack("stack", "GET", f"{_USER}/stack", errors=(*ANY, BaseMismatch, WeightsError))
@@ -312,8 +319,9 @@ REVISIONS = _stack("revisions", "GET", f"{_USER}/revisions", paged=True)
 HISTORY = _stack("history", "GET", f"{_USER}/history", paged=True)
 REPORTS = _stack("reports", "GET", f"{_USER}/reports", paged=True)
 ACTIVITY_SUMMARY = _stack(
-    "activity_summary", "GET", f"{_USER}/digest",
-    "The activity in a period: signals, learns, moves, live revisions.", query=v.DigestQuery,
+    "activity_summary", "GET", f"{_USER}/activity",
+    "The activity in a period: signals, learns, moves, live revisions.", query=v.ActivityQuery,
+    former_path=f"{_USER}/digest",
 )
 
 COMPARE = _compare(
@@ -353,12 +361,13 @@ IMPORT_GGUF = _files(
     file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 READ_PUBLISHED_FILE = _files(
-    "read_published_file", "GET", "/served/{digest}/{file}", admin=True, workers=True,
+    "read_published_file", "GET", "/published/{digest}/{file}", admin=True, workers=True,
+    former_path="/served/{digest}/{file}",
 )
 
 VERIFY = _maintain("verify", "POST", "/verify", admin=True)
 COLLECT_GARBAGE = _maintain(
-    "collect_garbage", "POST", "/collect", admin=True,
+    "collect_garbage", "POST", "/gc", admin=True, former_path="/collect",
     query=v.request_model("CollectGarbageQuery", Runtime.collect_garbage),
 )
 # fmt: on

@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from personalpeft.chat.compare import BlindAnswer
 from personalpeft.chat.reply import Reply, TokenLogprob
 from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
@@ -165,7 +166,7 @@ class PageQuery(RequestModel):
     limit: PageSize = 100
 
 
-class DigestQuery(RequestModel):
+class ActivityQuery(RequestModel):
     """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
     since: datetime | None = None
@@ -298,12 +299,20 @@ class BlindComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(
+    RenamedAttributes,
+    renamed={
+        "begun": "started_at",
+        "ended": "ended_at",
+        "forgotten": "forget_report",
+        "rebased": "rebase_report",
+    },
+):
     """A learn, practice, forget or rebase that the server runs.
 
-    ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a ``report``
-    (``forgotten`` for a forget, ``rebased`` for a rebase) or an ``error``. A learn of several users has ``users`` and, in
-    the same order, ``reports``; its ``user`` is null.
+    ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a report or an
+    ``error``. A learn of several users has ``users`` and, in the same order, ``reports``; its
+    ``user`` is null.
     """
 
     id: str
@@ -312,19 +321,19 @@ class Job:
     state: Literal["running", "stopping", "done", "failed", "cancelled"]
     stage: str
     progress: float
-    begun: datetime
-    ended: datetime | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
     report: LearnReport | None = None
-    forgotten: ForgetReport | None = None
+    forget_report: ForgetReport | None = None
     error: ErrorDetails | None = None
     users: tuple[str, ...] = ()
     reports: tuple[LearnReport, ...] = ()
-    rebased: RebaseReport | None = None
+    rebase_report: RebaseReport | None = None
 
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.ended is not None
+        return self.ended_at is not None
 
 
 @dataclass(frozen=True, slots=True)

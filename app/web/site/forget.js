@@ -75,7 +75,7 @@ async function previewForget(user, item) {
   let now = begun;
   for await (now of user.follow(begun.id));
   if (now.error) throw new Problem(now.error.kind, now.error.message, now.error.hint);
-  return now.forgotten;
+  return now.forget_report;
 }
 
 /** @param {any} would */

@@ -83,7 +83,7 @@ export function memoryView(user, learning, leave) {
   }
 
   const load = coalesce(async () => {
-    const [items, statuses, summary] = await Promise.all([user.items(), user.lessons(), user.summary()]);
+    const [items, statuses, summary] = await Promise.all([user.items(), user.signalStatuses(), user.summary()]);
     training.checked = summary.training;
     const byId = new Map(statuses.map((status) => [status.signal.id, status]));
     const kinds = Map.groupBy(items, (item) => item.kind);

@@ -16,7 +16,7 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ name: string, position: number, head: string | null, weight: number, scope: string }} Layer
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
- * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, rebased: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, ended_at: string | null, report: Report | null, forget_report: any, rebase_report: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
  * @typedef {{ rating: number | null, edit: string | null, comments: string[] }} TurnFeedback the user's own
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
  * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
@@ -65,8 +65,8 @@ export class User extends EventTarget {
   }
 
   /** @returns {Promise<SignalStatus[]>} oldest first */
-  lessons() {
-    return pages(this.at("lessons"));
+  signalStatuses() {
+    return pages(this.at("signal-statuses"));
   }
 
   /** @returns {Promise<Item[]>} */
@@ -100,13 +100,13 @@ export class User extends EventTarget {
   }
 
   /** @returns {Promise<Learning | null>} the learn that runs now, in this server or another program on its home */
-  learning() {
-    return ask("GET", this.at("learning"), { quiet: true });
+  trainingStatus() {
+    return ask("GET", this.at("training-status"), { quiet: true });
   }
 
   /** @param {string} since ISO 8601 @returns {Promise<{ reports: Report[] }>} the learns since then */
-  digest(since) {
-    return ask("GET", this.at("digest"), { query: { since } });
+  activity(since) {
+    return ask("GET", this.at("activity"), { query: { since } });
   }
 
   /** @param {string} turn */
@@ -226,7 +226,7 @@ export class User extends EventTarget {
   /** @returns {Promise<Job | undefined>} the newest one that runs */
   async running() {
     const { items } = await ask("GET", this.at("jobs"), { query: { limit: 20 } });
-    return items.find((/** @type {Job} */ job) => !job.ended);
+    return items.find((/** @type {Job} */ job) => !job.ended_at);
   }
 
   /**

@@ -108,7 +108,7 @@ class Server:
         return [Copy(self.url, lambda file: read_within(self.timeout, self._parts(digest, file)))]
 
     def _parts(self, digest: str, file: str) -> Generator[bytes]:
-        address = f"{self.url}/api/v1/served/{digest}/{file}"
+        address = f"{self.url}/api/v1/published/{digest}/{file}"
         request = Request(address, headers={"Authorization": f"Bearer {self._token}"})
         try:
             with self._opener.open(request, timeout=_SILENCE_SECONDS) as response:

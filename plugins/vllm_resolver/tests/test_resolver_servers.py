@@ -101,7 +101,7 @@ def test_the_folder_is_tried_before_the_server(tmp_path: Path) -> None:
         assert came == []
         assert pulled.get(other.digest)
         assert [request.split(b" ")[1].decode() for request in came] == [
-            f"/api/v1/served/{other.digest}/{name}" for name in other.files
+            f"/api/v1/published/{other.digest}/{name}" for name in other.files
         ]
 
 

@@ -268,7 +268,7 @@ def _ended_jobs(admin: Caller) -> list[dict[str, Any]]:
     end = time.monotonic() + 60
     while True:
         jobs: list[dict[str, Any]] = admin.get(f"{PREFIX}/jobs?limit=1000").get_json()["items"]
-        if time.monotonic() > end or all(job["ended"] for job in jobs):
+        if time.monotonic() > end or all(job["ended_at"] for job in jobs):
             return jobs
         time.sleep(0.1)
 

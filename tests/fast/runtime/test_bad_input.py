@@ -34,7 +34,17 @@ from personalpeft import (
 from personalpeft.former_names import rename_recipe, rename_report, rename_scores
 from personalpeft.types import Message
 
-_STORED_KEYS = ["practice", "scores", "above", "event", "target", "text_quality", "sense", "rl", "room"]
+_STORED_KEYS = [
+    "practice",
+    "scores",
+    "above",
+    "event",
+    "target",
+    "text_quality",
+    "sense",
+    "rl",
+    "room",
+]
 some = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
