@@ -233,11 +233,11 @@ def test_the_command_line_prints_what_the_api_answers(
         return admin.get(f"{PREFIX}{path}").get_json()
 
     assert shown("why", turn) == answered(f"/users/ada/turns/{turn}/why")
-    assert shown("lessons")["lessons"] == answered("/users/ada/signal-statuses")["items"]
+    assert shown("signals")["signals"] == answered("/users/ada/signal-statuses")["items"]
     assert shown("memory")["items"] == answered("/users/ada/items")["items"]
     assert shown("stack")["pending"] == answered("/users/ada/pending")["triggers"]
     assert shown("users") == {"users": (page := answered("/users"))["items"], "next": page["next"]}
-    (printed,), activity = shown("report")["users"], answered("/users/ada/activity")
+    (printed,), activity = shown("activity")["users"], answered("/users/ada/activity")
     period = {"since": activity["since"], "until": activity["until"]}
     assert {**printed, **period} == activity
     assert activity["undo"]
