@@ -90,7 +90,9 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
     stream = remote_method(User.stream)
     feedback = remote_method(User.feedback)
-    observe = remote_method(User.observe)
+    record_implicit_feedback = accept_renamed_arguments(seen="event")(
+        remote_method(User.record_implicit_feedback)
+    )
     teach = remote_method(User.teach)
     remember = remote_method(User.remember)
     set_training = remote_method(User.set_training)

@@ -24,7 +24,7 @@ from personalpeft_app.options import (
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft.settings import Observing
+    from personalpeft.settings import ImplicitFeedback
     from personalpeft.store.api_keys import ApiKey
 
 _LOOPBACK = "127.0.0.1"
@@ -87,7 +87,7 @@ def serve(
     names: tuple[str, ...],
     max_batch: int | None,
     max_queue: int,
-    implicit_feedback: Observing,
+    implicit_feedback: ImplicitFeedback,
     no_train: bool,
     tinker: bool,
     grace: float,
@@ -136,7 +136,11 @@ def serve(
         users=None,
     )
     with session.open_runtime(
-        common, "make", serving=serving, observing=implicit_feedback, train=not no_train
+        common,
+        "make",
+        serving=serving,
+        implicit_feedback=implicit_feedback,
+        train=not no_train,
     ) as runtime:
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)

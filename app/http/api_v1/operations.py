@@ -244,10 +244,10 @@ TURN = _turns("turn", "GET", _TURN, "One turn.")
 WHY = _turns("why", "GET", f"{_TURN}/why")
 
 FEEDBACK = _feedback("feedback", "POST", f"{_TURN}/feedback", "", v.SignalCreated, status=201)
-OBSERVE = _feedback(
-    "observe", "POST", f"{_TURN}/observe",
+RECORD_IMPLICIT_FEEDBACK = _feedback(
+    "record_implicit_feedback", "POST", f"{_TURN}/implicit-feedback",
     "Report implicit feedback. It is recorded only if the server was started with it.",
-    v.SignalRecorded,
+    v.SignalRecorded, former_path=f"{_TURN}/observe",
 )
 TEACH = _feedback(
     "teach", "POST", f"{_USER}/teach", "", v.SignalCreated, status=201, makes_user=True,

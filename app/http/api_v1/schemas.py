@@ -116,6 +116,7 @@ FIELDS: Mapping[str, Any] = {
     "comment": ShortText,
     "conversation_id": ConversationId,
     "edit": LongText,
+    "event": Literal["copied", "regenerated", "contradicted", "thanked"],
     "family": Annotated[PlainText, Len(0, 200)],
     "item": ForgetItem,
     "layer": LayerName,
@@ -135,7 +136,6 @@ FIELDS: Mapping[str, Any] = {
     "search": Annotated[PlainText, Len(0, 64)],
     "seconds": Positive,
     "seed": Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE],
-    "seen": Literal["copied", "regenerated", "contradicted", "thanked"],
     "shaping": PluginName,
     "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
     "skill": SkillName,
@@ -156,7 +156,10 @@ FIELDS: Mapping[str, Any] = {
 """The type of each parameter of the library that a body or query may have. A bool needs none."""
 
 # Former names, for one release.
-_ALIASES = {"max_memory_mb": AliasChoices("max_memory_mb", "memory")}
+_ALIASES = {
+    "event": AliasChoices("event", "seen"),
+    "max_memory_mb": AliasChoices("max_memory_mb", "memory"),
+}
 
 
 class PageQuery(RequestModel):

@@ -143,10 +143,10 @@ export class User extends EventTarget {
   /**
    * Reports implicit feedback. The server records it only where that is switched on.
    * @param {string} turn
-   * @param {"copied"} seen
+   * @param {"copied"} event
    */
-  observe(turn, seen) {
-    return ask("POST", this.at("turns", turn, "observe"), { body: { seen } }).catch(() => null);
+  recordImplicitFeedback(turn, event) {
+    return ask("POST", this.at("turns", turn, "implicit-feedback"), { body: { event } }).catch(() => null);
   }
 
   /** @param {string} prompt @param {string} answer @param {string | null} skill null: for the style */

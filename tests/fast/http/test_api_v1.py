@@ -299,6 +299,12 @@ def test_former_paths_are_answered_for_one_release(ready: Caller, old: str, new:
     assert ready.get(old).get_json() == ready.get(new).get_json()
 
 
+def test_former_path_and_field_of_implicit_feedback_work_for_one_release(ready: Caller) -> None:
+    for path, field in (("observe", "seen"), ("implicit-feedback", "event")):
+        answer = ready.post(f"{ADA}/turns/last/{path}", {field: "copied"})
+        assert answer.get_json() == {"signal": None}
+
+
 @pytest.mark.parametrize("name", ["max_memory_mb", "memory"])
 def test_the_memory_budget_accepts_its_former_name_for_one_release(
     ready: Caller, name: str

@@ -237,7 +237,7 @@ CLIENTS = _document(
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     """A home in which Ada has a style layer to weigh, roll back and compare, and Eve lessons."""
     with personalpeft.open(
-        tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", observing="kept"
+        tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", implicit_feedback="kept"
     ) as opened:
         for name in ("ada", "eve"):
             user = opened.user(name)

@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import python_environment
@@ -101,10 +102,10 @@ METHODS = [
     "items",
     "layers",
     "learn",
-    "observe",
     "pending",
     "practice",
     "propose_peft",
+    "record_implicit_feedback",
     "remember",
     "reports",
     "retract",
@@ -184,12 +185,24 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(owner, old) == getattr(owner, new)
         assert not hasattr(ada, "nonsense")
+        reply = ada.chat("Hello", temperature=0)
+        with pytest.warns(DeprecationWarning, match="record_implicit_feedback"):
+            assert ada.observe(reply, seen="copied") is None  # type: ignore[attr-defined]
         for learn in (ada.learn, partial(runtime.learn_many, ["ada"])):
             with (
                 pytest.warns(DeprecationWarning, match="max_memory_mb"),
                 pytest.raises(personalpeft.InvalidInput),
             ):
                 learn(memory=-1)
+
+
+def test_deprecated_option_of_open_works_for_one_release_and_warns(tmp_path: Path) -> None:
+    old: dict[str, Any] = {"observing": "kept"}
+    with pytest.warns(DeprecationWarning, match="implicit_feedback"):
+        opened = personalpeft.open(tmp_path / "home", backend="fake", **old)
+    with opened as runtime:
+        ada = runtime.user("ada")
+        assert ada.record_implicit_feedback(ada.chat("Hello", temperature=0), "copied")
 
 
 def test_help_of_chat_names_each_option() -> None:

@@ -125,9 +125,9 @@ def test_signal_that_only_yielded_to_a_retracted_one_counts_again(ada: User) -> 
 
 
 def test_signal_of_an_app_can_be_retracted(home: Path) -> None:
-    with open_runtime(home, observing="kept") as runtime:
+    with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
-        seen = ada.observe(ask(ada), "copied")
+        seen = ada.record_implicit_feedback(ask(ada), "copied")
         judged = ada.feedback("last", edit="Nine minutes.", source="judge")
         ada.retract(str(seen), judged)
         assert ada.signals() == ()
