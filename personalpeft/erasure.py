@@ -167,7 +167,7 @@ class ForgetUserReport:
                 (self.turns, "turn"),
                 (self.signals, "signal"),
                 (self.revisions, "revision"),
-                (self.api_keys, "token"),
+                (self.api_keys, "API key"),
             )
         )
         if self.dry_run:

@@ -150,9 +150,8 @@ def signals(common: GlobalOptions, everything: bool) -> None:
     ]
     headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
     table = format_table(headings, rows, flexible=(7, 8))
-    # "lessons" is the old name, for one release.
-    data = {"training": training, "signals": statuses, "lessons": statuses}
-    emit(common, {"user": user.id, **data}, table)
+    data = {"user": user.id, "training": training, "signals": statuses}
+    emit(common, data, table, renamed={"lessons": "signals"})
     if not statuses:
         info(common, f"{user.id} has given no feedback yet.")
     if not training:
@@ -300,8 +299,7 @@ def memory_retract(common: GlobalOptions, item: str) -> None:
         items = user.items()
         item = items[-1].id if item == LAST and items else item
         user.retract_item(item)
-    # "removed" is the old name, for one release.
-    emit(common, {"retracted": item, "removed": item, "user": user.id}, "")
+    emit(common, {"retracted": item, "user": user.id}, "", renamed={"removed": "retracted"})
     info(common, "Retracted.")
 
 

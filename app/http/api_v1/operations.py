@@ -78,8 +78,8 @@ class Operation:
         paged: Whether it answers a page of ``answer``.
         events: The type of each server-sent event by name, in place of one answer.
         makes_user: Whether the user is created on first use.
-        admin: Whether it needs an admin token.
-        workers: Whether a worker's token will do too.
+        admin: Whether it needs an admin API key.
+        workers: Whether a worker's API key will do too.
         download: Whether it answers a file.
         upload: Whether its body is a file.
         file: What the file is.
@@ -200,8 +200,8 @@ _users, _chat, _turns, _feedback, _learn, _stack, _compare, _files, _maintain = 
 
 # fmt: off
 WHOAMI = _users(
-    "whoami", "GET", "/token", "The user of the token, and the base that answers.",
-    v.TokenInfo, errors=(*ANY, WeightsError, MissingPackage),
+    "whoami", "GET", "/whoami", "The user of the API key, and the base that answers.",
+    v.ApiKeyInfo, former_path="/token", errors=(*ANY, WeightsError, MissingPackage),
 )
 USERS = _users(
     "users", "GET", "/users",

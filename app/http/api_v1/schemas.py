@@ -253,8 +253,8 @@ class ErrorResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenInfo:
-    """The user of a token, null for an admin token, and the title of the base."""
+class ApiKeyInfo:
+    """The user of an API key, null for an admin API key, and the title of the base."""
 
     user: str | None
     base: str

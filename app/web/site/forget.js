@@ -61,7 +61,7 @@ function erased(verb, report) {
     report.turns && count(report.turns, "turn"),
     report.signals && count(report.signals, "signal"),
     report.revisions && count(report.revisions, "revision"),
-    report.api_keys && count(report.api_keys, "token"),
+    report.api_keys && count(report.api_keys, "API key"),
   ].filter(Boolean);
   return `${verb} ${parts.length ? list(parts) : "the user name"}.`;
 }

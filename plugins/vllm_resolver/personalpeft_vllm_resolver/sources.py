@@ -136,7 +136,7 @@ def _status_error(status: int) -> MissingCopy | InvalidCopy:
         return MissingCopy("the server has no such stack")
     if status in (401, 403):
         return InvalidCopy(
-            "the server refuses the token; make one with: personalpeft token make --worker"
+            "the server refuses the API key; make one with: personalpeft api-key make --worker"
         )
     if 300 <= status < 400:
         return InvalidCopy("the server redirects, which is not followed")

@@ -66,7 +66,7 @@ def test_a_stack_is_pulled_with_a_workers_or_an_administrators_token(
                 assert (path is not None) == given
                 assert not path or held(path) == made.files
                 assert token not in caplog.text
-    assert "token" in caplog.text
+    assert "API key" in caplog.text
     with closing(cache(tmp_path, url=f"{url}/", token=admin)) as pulled:
         assert pulled.get(made.digest) is None
     assert "personalpeft:" in caplog.text

@@ -53,7 +53,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["learn", "style"], 2, "--layer style"),
         (["rollback", "style@1"], 2, "--to style@1"),
         (["set-weight", "style", "-3"], 2, "-2"),
-        (["token", "make", "--user", "ada", "--worker"], 2, "--user"),
+        (["api-key", "make", "--user", "ada", "--worker"], 2, "--user"),
         (["ask", "hi", "--temp", "1"], 2, "--temperature"),
         (["teach", "", "answer"], 2, "prompt"),
         (["teach", "prompt", ""], 2, "answer"),

@@ -535,7 +535,8 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(shell: Shell) -> None:
         (["lessons"], ["signals"]),
         (["report"], ["activity"]),
         (["memory", "remove", "last"], ["memory", "retract", "last"]),
-        (["token", "make", "--administration"], ["token", "make", "--admin"]),
+        (["api-key", "make", "--administration"], ["api-key", "make", "--admin"]),
+        (["token"], ["api-key"]),
     ],
 )
 def test_former_names_of_commands_and_options_work_for_one_release_and_warn(

@@ -289,6 +289,7 @@ def test_former_names_of_fields_are_sent_for_one_release(ready: Caller) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        (f"{PREFIX}/token", f"{PREFIX}/whoami"),
         (f"{ADA}/lessons", f"{ADA}/signal-statuses"),
         (f"{ADA}/learning", f"{ADA}/training-status"),
         (f"{ADA}/digest?until=2026-01-01T00:00:00Z", f"{ADA}/activity?until=2026-01-01T00:00:00Z"),

@@ -213,7 +213,7 @@ COMMANDS = (
     "rollback style",
     "rollback style --to {revision}",
     "publish --to {folder}/published",
-    "token list",
+    "api-key list",
     "backup {folder}/copies",
     "gc",
     "path",
