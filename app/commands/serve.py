@@ -183,7 +183,7 @@ def serve(
         )
         sys.stdout.flush()
         info(
-            common, f"Engine: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
+            common, f"Backend: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
         )
         info(common, f"The API key is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
         # A service's output is stored, and a secret has no place there.
