@@ -38,10 +38,10 @@ from personalpeft_app.commands.import_export import (
     publish,
 )
 from personalpeft_app.commands.inspect_cmds import (
-    lessons,
+    activity,
     memory,
-    report,
     revisions,
+    signals,
     stack,
     turns,
     users,
@@ -61,7 +61,7 @@ from personalpeft_app.commands.maintenance import (
     verify,
 )
 from personalpeft_app.commands.models import models
-from personalpeft_app.commands.serve import serve, token
+from personalpeft_app.commands.serve import api_key, serve
 from personalpeft_app.error_output import (
     BROKEN_PIPE,
     STOPPED,
@@ -161,7 +161,7 @@ class Cli(Group):
         "learn",
         "rollback style",
     ),
-    renamed={"weigh": "set-weight"},
+    renamed={"lessons": "signals", "report": "activity", "token": "api-key", "weigh": "set-weight"},
 )
 @click.version_option(None, "--version", "-V", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
@@ -192,12 +192,12 @@ cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_tr
 cli.add_section(
     "Learn", (learn, daemon, practice, rollback, rebase, set_weight, scope, forget, forget_user)
 )
-cli.add_section("Inspect", (stack, revisions, report, turns, lessons, why, memory, users, models))
+cli.add_section("Inspect", (stack, revisions, activity, turns, signals, why, memory, users, models))
 cli.add_section(
     "Import and export",
     (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged),
 )
-cli.add_section("Serve", (serve, token, publish))
+cli.add_section("Serve", (serve, api_key, publish))
 cli.add_section(
     "Maintain",
     (

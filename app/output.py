@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -35,9 +35,16 @@ def format_json(value: Any, *, indent: int | None = 2) -> str:
     return _CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def emit(common: GlobalOptions, data: Any, text: str) -> None:
-    """Print data as JSON with --json, else as text. An empty text prints nothing."""
+def emit(
+    common: GlobalOptions, data: Any, text: str, *, renamed: Mapping[str, str] | None = None
+) -> None:
+    """Print data as JSON with --json, else as text. An empty text prints nothing.
+
+    ``renamed`` has the current name of each old key, which is printed too for one release.
+    """
     if common.json:
+        if renamed:
+            data = data | {old: data[new] for old, new in renamed.items()}
         click.echo(format_json(data))
     elif text:
         click.echo(printable(text))

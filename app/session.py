@@ -19,7 +19,7 @@ from personalpeft_app.output import info
 
 if TYPE_CHECKING:
     from personalpeft import Runtime, Serving, User
-    from personalpeft.settings import Observing
+    from personalpeft.settings import ImplicitFeedback
     from personalpeft.types import HeadMove, Progress
 
 Mode: TypeAlias = Literal["read", "change", "make"]
@@ -31,7 +31,7 @@ def open_runtime(
     mode: Mode,
     progress: Progress | None = None,
     serving: Serving | None = None,
-    observing: Observing = "off",
+    implicit_feedback: ImplicitFeedback = "off",
     *,
     train: bool = True,
 ) -> Iterator[Runtime]:
@@ -52,7 +52,7 @@ def open_runtime(
         # Opening a missing home read-only raises the error that names it, and creates none.
         read_only=mode == "read" or (mode == "change" and not exists),
         serving=serving,
-        observing=observing,
+        implicit_feedback=implicit_feedback,
         train=train,
         passphrase=ask_passphrase(home),
     ) as runtime:

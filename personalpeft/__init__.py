@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from personalpeft.deprecation import warn_renamed
+from personalpeft.deprecation import accept_renamed_arguments, warn_renamed
 from personalpeft.errors import (
     AdapterError,
     BaseMismatch,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from personalpeft.reproduction import RebuildReport, RepairReport
     from personalpeft.restoration import RestoreReport, restore
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Observing, Serving, VllmServer
+    from personalpeft.settings import ImplicitFeedback, Serving, VllmServer
     from personalpeft.types import Verdict
     from personalpeft.user import User
 
@@ -148,6 +148,7 @@ _LAZY = {
 _RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}
 
 
+@accept_renamed_arguments(observing="implicit_feedback")
 def open(
     home: str | Path | None = None,
     base: str | Path = DEFAULT_BASE,
@@ -157,7 +158,7 @@ def open(
     progress: Callable[[str, float], None] = lambda stage, done: None,
     read_only: bool = False,
     serving: Serving | None = None,
-    observing: Observing = "off",
+    implicit_feedback: ImplicitFeedback = "off",
     train: bool = True,
     vllm: VllmServer | None = None,
     passphrase: str | None = None,
@@ -177,8 +178,8 @@ def open(
             and loaded when it is first needed.
         read_only: Refuse every write to the home.
         serving: Limits of the engine: batch rows, adapter slots, queue length.
-        observing: What happens to implicit feedback (``User.observe``). "off" drops it. "kept"
-            records it. "learned" also trains on it as weak ratings.
+        implicit_feedback: Whether ``User.record_implicit_feedback`` records anything. "off" drops
+            it. "kept" records it. "learned" also trains on it as weak ratings.
         train: Whether layers may be trained on signals that this runtime records. Each signal can
             say otherwise (``User.feedback``).
         vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.
@@ -229,7 +230,7 @@ def open(
         progress=progress,
         read_only=read_only,
         serving=serving or Serving(),
-        observing=observing,
+        implicit_feedback=implicit_feedback,
         train=train,
     )
 

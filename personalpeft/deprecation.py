@@ -20,12 +20,18 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 class RenamedAttributes:
-    """Redirects the old names of a subclass's attributes to the new ones, with a warning."""
+    """Redirects the old names of a subclass's attributes to the new ones, with a warning.
 
+    JSON of a dataclass has its values under both names.
+    """
+
+    __slots__ = ()
     _renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, renamed: Mapping[str, str] | None = None) -> None:
-        cls._renamed = renamed or {}
+        # A dataclass with slots makes its class a second time, without the keyword.
+        if renamed is not None:
+            cls._renamed = renamed
 
     # Hidden from type checkers, which would otherwise accept any attribute.
     if not TYPE_CHECKING:
@@ -36,6 +42,11 @@ class RenamedAttributes:
                 raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
             warn_renamed(f"{type(self).__name__}.{name}", new)
             return getattr(self, new)
+
+
+def former_names(kind: type) -> Mapping[str, str]:
+    """Return the current name of each old attribute of a class."""
+    return getattr(kind, "_renamed", {})
 
 
 def accept_renamed_arguments(**renamed: str) -> Callable[[_F], _F]:

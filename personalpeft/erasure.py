@@ -19,6 +19,7 @@ from typing import Any
 
 from personalpeft.certificate import Certificate
 from personalpeft.chat.conversation import turns_of_conversation
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure_certificate import CertificateDraft, ErasureKind
 from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
@@ -51,7 +52,14 @@ _NOT_REACHED = "  not reached: backups, exports, copies of published adapters, a
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetReport:
+class ForgetReport(
+    RenamedAttributes,
+    renamed={
+        "emptied": "emptied_replies",
+        "waiting": "not_rebuilt",
+        "stands": "remaining_mentions",
+    },
+):
     """What one ``forget`` erased and rebuilt.
 
     Attributes:
@@ -61,14 +69,14 @@ class ForgetReport:
         seconds: How long it took, rebuilding included.
         turns: Ids of the erased turns.
         signals: Ids of the erased signals.
-        emptied: Ids of turns that lost their reply, because its prompt had the item.
+        emptied_replies: Ids of turns that lost their reply, because its prompt had the item.
         revisions: Ids of the erased revisions.
         reports: How many reports of learns were erased.
         files: How many adapter files were erased.
         heads: By layer, the head that replaced an erased one; None is the bare base.
         rebuilt: The report of each layer that was built again.
-        waiting: By layer, why it was not built again.
-        stands: Other items that contain the same words and remain.
+        not_rebuilt: By layer, why it was not built again.
+        remaining_mentions: Other items that contain the same words and remain.
         complete: False while another program reads an older snapshot of the home. The next program
             that opens the home completes the erasure.
         dry_run: Whether nothing was done.
@@ -81,14 +89,14 @@ class ForgetReport:
     seconds: float
     turns: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
-    emptied: tuple[str, ...] = ()
+    emptied_replies: tuple[str, ...] = ()
     revisions: tuple[str, ...] = ()
     reports: int = 0
     files: int = 0
     heads: Mapping[str, str | None] = field(default_factory=dict)
     rebuilt: tuple[LearnReport, ...] = ()
-    waiting: Mapping[str, str] = field(default_factory=dict)
-    stands: tuple[RemainingMention, ...] = ()
+    not_rebuilt: Mapping[str, str] = field(default_factory=dict)
+    remaining_mentions: tuple[RemainingMention, ...] = ()
     complete: bool = True
     dry_run: bool = False
     certificate: Certificate | None = None
@@ -103,8 +111,8 @@ class ForgetReport:
         ):
             if ids:
                 lines.append(f"  {what} {would}erased: {', '.join(ids)}")
-        if self.emptied:
-            emptied = ", ".join(self.emptied)
+        if self.emptied_replies:
+            emptied = ", ".join(self.emptied_replies)
             lines.append(f"  replies {would}emptied, given with it in the prompt: {emptied}")
         if self.reports or self.files:
             reports, files = pluralize(self.reports, "report"), pluralize(self.files, "file")
@@ -115,10 +123,10 @@ class ForgetReport:
             for each in (report, *report.above):
                 built = f"{each.revision or 'nothing'} built, {each.verdict}"
                 lines.append(f"  {each.layer}: {built}: {each.reason}")
-        lines += [f"  {layer}: not rebuilt: {why}" for layer, why in self.waiting.items()]
-        if self.stands:
+        lines += [f"  {layer}: not rebuilt: {why}" for layer, why in self.not_rebuilt.items()]
+        if self.remaining_mentions:
             lines.append("  the same words remain elsewhere; forget these too if you wish:")
-            lines += [f"    {each.id}: {each.why}" for each in self.stands]
+            lines += [f"    {each.id}: {each.why}" for each in self.remaining_mentions]
         if not self.complete:
             lines.append(_INCOMPLETE)
         if not self.dry_run:
@@ -159,7 +167,7 @@ class ForgetUserReport:
                 (self.turns, "turn"),
                 (self.signals, "signal"),
                 (self.revisions, "revision"),
-                (self.api_keys, "token"),
+                (self.api_keys, "API key"),
             )
         )
         if self.dry_run:
@@ -254,9 +262,9 @@ def forget(
             seconds=round(clock.timer() - began, 3),
             turns=tuple(sorted(removal.turns)),
             signals=tuple(sorted(removal.signals)),
-            emptied=tuple(sorted(removal.emptied)),
+            emptied_replies=tuple(sorted(removal.emptied)),
             revisions=tuple(sorted(removal.revisions)),
-            stands=plan.remaining,
+            remaining_mentions=plan.remaining,
             **outcome,
         )
 
@@ -299,10 +307,10 @@ def forget(
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
-    waiting: dict[str, str] = {}
+    not_rebuilt: dict[str, str] = {}
     for layer in sorted(erased.heads.keys() - plan.removal.layers, key=layer_order):
         if not rebuild or cancelled():
-            waiting[layer] = (
+            not_rebuilt[layer] = (
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
             )
             continue
@@ -310,19 +318,19 @@ def forget(
         try:
             rebuilt.append(Learner.from_services(services).learn(user, layer, options))
         except NothingToLearn:
-            waiting[layer] = "no lesson for it is left"
+            not_rebuilt[layer] = "no lesson for it is left"
         except PersonalPeftError as error:
-            waiting[layer] = error.message
+            not_rebuilt[layer] = error.message
     signed = None
     if draft is not None:
-        signed = draft.finish(plan, erased, rebuilt, waiting, rebuild_again)
+        signed = draft.finish(plan, erased, rebuilt, not_rebuilt, rebuild_again)
     return report(
         plan,
         reports=erased.reports,
         files=erased.files,
         heads=erased.heads,
         rebuilt=tuple(rebuilt),
-        waiting=waiting,
+        not_rebuilt=not_rebuilt,
         complete=erased.complete,
         certificate=signed,
     )

@@ -120,7 +120,7 @@ class CertificateDraft:
         plan: ErasurePlan,
         erased: ErasureResult,
         rebuilt: Sequence[LearnReport],
-        waiting: Mapping[str, str],
+        not_rebuilt: Mapping[str, str],
         rebuild_again: Callable[[str], Json] | None,
     ) -> Certificate:
         """Describe the outcome, measure again, and sign.
@@ -129,7 +129,7 @@ class CertificateDraft:
             plan: What was to be erased.
             erased: What was.
             rebuilt: The learns that followed.
-            waiting: Why layers were not rebuilt, by layer.
+            not_rebuilt: Why layers were not rebuilt, by layer.
             rebuild_again: Builds a live revision a second time, and returns how that ended.
                 None skips the check.
         """
@@ -148,7 +148,7 @@ class CertificateDraft:
             for first in rebuilt
             for report in (first, *first.above)
         ]
-        statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(waiting)]
+        statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(not_rebuilt)]
         statement["equality"] = self._check_inputs(plan)
         if rebuild_again is not None:
             statement["equality"]["rebuilds"] = self._rebuild_again(rebuild_again)

@@ -60,19 +60,19 @@ def feedback(
     return signal
 
 
-def observe(
-    services: Services, user: str, reply: Reply | Turn | str, seen: str, train: bool | None
+def record_implicit_feedback(
+    services: Services, user: str, reply: Reply | Turn | str, event: str, train: bool | None
 ) -> str | None:
-    """Implement ``User.observe``, which documents the arguments."""
-    if not isinstance(seen, str) or seen not in IMPLICIT_RATINGS:
+    """Implement ``User.record_implicit_feedback``, which documents the arguments."""
+    if not isinstance(event, str) or event not in IMPLICIT_RATINGS:
         names = ", ".join(IMPLICIT_RATINGS)
-        raise InvalidInput(f"seen must be one of {names}, got {seen!a}.", hint=f"Give {names}.")
+        raise InvalidInput(f"event must be one of {names}, got {event!a}.", hint=f"Give {names}.")
     forbids = training_payload(services, user, train)
     turn = resolve_turn(services.store, user, reply)
-    if services.observing == "off":
+    if services.implicit_feedback == "off":
         return None
-    payload: dict[str, Any] = {"value": IMPLICIT_RATINGS[seen], "how": seen}
-    if services.observing == "learned":
+    payload: dict[str, Any] = {"value": IMPLICIT_RATINGS[event], "how": event}
+    if services.implicit_feedback == "learned":
         payload |= {TRAINS: True, **forbids}
     return append_once(services, turn, SignalKind.RATING, payload, APP_SOURCE)
 

@@ -9,18 +9,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from personalpeft.deprecation import former_names
+
 
 def to_json(value: Any) -> Any:
     """Return ``value`` as data that JSON can hold, at every depth.
 
     Dataclasses become objects of their fields, with the properties named in their class's
-    ``json_properties``. Datetimes become ISO 8601 text, enums their values, paths text. Tuples
-    become lists, and sets sorted lists.
+    ``json_properties``, and renamed attributes under both names. Datetimes become ISO 8601 text,
+    enums their values, paths text. Tuples become lists, and sets sorted lists.
     """
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
         names += getattr(value, "json_properties", ())
-        return {name: to_json(getattr(value, name)) for name in names}
+        data = {name: to_json(getattr(value, name)) for name in names}
+        return data | {old: data[new] for old, new in former_names(type(value)).items()}
     if isinstance(value, Mapping):
         return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -53,6 +53,7 @@ MOVE_CAUSES: Mapping[str, str] = {
 }
 """Values of ``MoveCause``."""
 
+_CAPACITY = {"most": "max_tokens", "advised": "recommended_tokens"}
 _SCORES = {
     "canaries": "probes",
     "bet": "e_value",
@@ -92,6 +93,8 @@ def rename_report(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored report with the names of today, and with it those of the layers above."""
     renamed = dict(body)
     _rename_within(renamed, "scores", rename_scores)
+    if isinstance(room := renamed.get("room"), Mapping):
+        renamed.setdefault("capacity", rename(room, _CAPACITY))
     if isinstance(event := renamed.get("event"), str):
         renamed["event"] = MOVE_CAUSES.get(event, event)
     if isinstance(above := renamed.get("above"), list):

@@ -52,7 +52,7 @@ from personalpeft.publishing import PublishReport, publish
 from personalpeft.rebase import RebaseReport, rebase
 from personalpeft.reproduction import RepairReport, repair
 from personalpeft.services import LazyModel, Services
-from personalpeft.settings import Observing, Serving, Settings
+from personalpeft.settings import ImplicitFeedback, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.gc import collect_garbage
 from personalpeft.store.home import open_store
@@ -89,10 +89,10 @@ class Runtime(
         progress: Progress = no_progress,
         read_only: bool = False,
         serving: Serving = Serving(),
-        observing: Observing = "off",
+        implicit_feedback: ImplicitFeedback = "off",
         train: bool = True,
     ) -> None:
-        check_choice("observing", observing, Observing)
+        check_choice("implicit_feedback", implicit_feedback, ImplicitFeedback)
         self.settings = settings
         self._card = (
             find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
@@ -124,7 +124,7 @@ class Runtime(
                 self._open_engine,
                 lambda engine: open_completion_cache(engine, settings.cache),
             ),
-            observing=observing,
+            implicit_feedback=implicit_feedback,
             train=train,
         )
         # Streams that are open at exit are recorded while the store can still write.

@@ -22,7 +22,7 @@ from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
-from personalpeft.settings import Observing
+from personalpeft.settings import ImplicitFeedback
 from personalpeft.store.maintenance import Maintenance
 from personalpeft.store.store import Store
 from personalpeft.types import Stack
@@ -183,7 +183,7 @@ class Services:
     clock: Clock
     plugins: Plugins
     model: LazyModel
-    observing: Observing = "off"
+    implicit_feedback: ImplicitFeedback = "off"
     train: bool = True
     streams: WeakSet[Stream] = field(default_factory=WeakSet)
 

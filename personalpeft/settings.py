@@ -28,8 +28,8 @@ DEFAULT_SLOTS = 32
 """Adapter stacks on a processor at once, unless a setting says otherwise."""
 _APP = "personalpeft"
 
-Observing: TypeAlias = Literal["off", "kept", "learned"]
-"""Use of implicit feedback (``User.observe``).
+ImplicitFeedback: TypeAlias = Literal["off", "kept", "learned"]
+"""Use of implicit feedback (``User.record_implicit_feedback``).
 
 ``off`` ignores it, ``kept`` records it in the ledger, and ``learned`` learns from it as well.
 """

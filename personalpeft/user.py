@@ -90,6 +90,7 @@ RENAMED_ATTRIBUTES = {
     "digest": "activity_summary",
     "learning": "training_status",
     "lessons": "signal_statuses",
+    "observe": "record_implicit_feedback",
     "remove_item": "retract_item",
     "weigh": "set_weight",
 }
@@ -300,17 +301,18 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         check_types("User.set_training", allowed=(allowed, bool))
         self._services.store.catalog.set_training(self.id, allowed)
 
-    def observe(
-        self, reply: Reply | Turn | str, seen: str, *, train: bool | None = None
+    @accept_renamed_arguments(seen="event")
+    def record_implicit_feedback(
+        self, reply: Reply | Turn | str, event: str, *, train: bool | None = None
     ) -> str | None:
-        """Record implicit feedback on a reply: what the user did with it, seen by the app.
+        """Record implicit feedback on a reply: what the user did with it.
 
-        It becomes a rating of the source "app", if the runtime was opened with ``observing="kept"``
-        or "learned". Only with "learned" is it trained on, as a weak rating.
+        It becomes a rating of the source "app", if the runtime was opened with
+        ``implicit_feedback="kept"`` or "learned". Only with "learned" is it trained on, as a weak rating.
 
         Args:
             reply, train: As for ``feedback``.
-            seen: "copied", "regenerated", "contradicted" or "thanked".
+            event: "copied", "regenerated", "contradicted" or "thanked".
 
         Returns:
             The id of the signal, or None if nothing was recorded.
@@ -318,7 +320,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         Raises:
             NotFound, InvalidInput: As for ``feedback``.
         """
-        return feedback.observe(self._services, self.id, reply, seen, train)
+        return feedback.record_implicit_feedback(self._services, self.id, reply, event, train)
 
     def teach(
         self,

@@ -2,7 +2,7 @@
 
     from personalpeft_app.client import connect
 
-    ada = connect("http://127.0.0.1:8080", token).user("ada")
+    ada = connect("http://127.0.0.1:8080", api_key).user("ada")
     reply = ada.chat("How do I boil an egg?")
     ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
     print(ada.learn())

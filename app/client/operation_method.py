@@ -86,7 +86,7 @@ def remote_method(
         match answer:
             case v.Job():
                 job = follow(self._transport, answer, **watching)
-                return job.report or job.forgotten or job.rebased or job.reports
+                return job.report or job.forget_report or job.rebase_report or job.reports
             case v.SignalCreated() | v.SignalRecorded():
                 return answer.signal
             case v.BlindComparison():

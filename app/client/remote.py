@@ -25,13 +25,14 @@ from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
 
 
-def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:
+@accept_renamed_arguments(token="api_key")
+def connect(url: str, api_key: str, *, timeout: float = 600.0) -> Client:
     """Return a client of the server at ``http://HOST:PORT``. Nothing is sent yet.
 
     Where an app mounts the server below a path, the address ends with that path. ``timeout`` is
     the most seconds between two bytes of a response. Raises ``InvalidInput``.
     """
-    return Client(Transport(url, token, timeout))
+    return Client(Transport(url, api_key, timeout))
 
 
 class Client(
@@ -41,7 +42,7 @@ class Client(
 ):
     """A server, from ``connect``. Thread-safe. ``personalpeft.Runtime`` documents each method.
 
-    All but ``user``, ``forget_user``, ``rebase``, ``bases`` and ``whoami`` need an admin token.
+    All but ``user``, ``forget_user``, ``rebase``, ``bases`` and ``whoami`` need an admin API key.
     """
 
     def user(self, user_id: str, *, create: bool = True) -> RemoteUser:
@@ -49,8 +50,8 @@ class Client(
         self._transport.call(do.MAKE_USER if create else do.SUMMARY, user=user_id)
         return RemoteUser(user_id, self._transport)
 
-    def whoami(self) -> v.TokenInfo:
-        """Return the user of the token, and the base that answers."""
+    def whoami(self) -> v.ApiKeyInfo:
+        """Return the user of the API key, and the base that answers."""
         return self._transport.call(do.WHOAMI)
 
     def bases(self) -> tuple[v.BaseInfo, ...]:
@@ -90,7 +91,9 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
     stream = remote_method(User.stream)
     feedback = remote_method(User.feedback)
-    observe = remote_method(User.observe)
+    record_implicit_feedback = accept_renamed_arguments(seen="event")(
+        remote_method(User.record_implicit_feedback)
+    )
     teach = remote_method(User.teach)
     remember = remote_method(User.remember)
     set_training = remote_method(User.set_training)

@@ -23,7 +23,7 @@ from personalpeft_app.http.api_v1.serialization import ERROR_KINDS, from_json
 
 
 class NotAllowed(PersonalPeftError, PermissionError):
-    """The token is unknown, or not for this user."""
+    """The API key is unknown, or not for this user."""
 
 
 class Unreachable(PersonalPeftError, ConnectionError):
@@ -44,9 +44,9 @@ _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
 
 
 class Transport:
-    """The address of a server, and the token. Thread-safe: each request has its own connection."""
+    """The address of a server, and the API key. Thread-safe: each request has its own connection."""
 
-    def __init__(self, url: str, token: str, timeout: float) -> None:
+    def __init__(self, url: str, api_key: str, timeout: float) -> None:
         try:
             address = httpx2.URL(url)
             is_address = address.scheme in ("http", "https") and bool(address.host)
@@ -57,18 +57,18 @@ class Transport:
                 f"The address of a server must be http://HOST:PORT or a path below it, got {url!a:.200}.",
                 hint="Give the address that personalpeft serve prints.",
             )
-        if not token.isascii() or not token.isprintable() or not token:
+        if not api_key.isascii() or not api_key.isprintable() or not api_key:
             raise InvalidInput(
-                "The token must be printable ASCII text.",
-                hint="It is in the file token of the server's home.",
+                "The API key must be printable ASCII text.",
+                hint="Make one with: personalpeft api-key make --user NAME",
             )
         self._host = address.host
         self._client = httpx2.Client(
             base_url=address,
-            headers={"Authorization": f"Bearer {token}", "Connection": "close"},
+            headers={"Authorization": f"Bearer {api_key}", "Connection": "close"},
             timeout=timeout,
             verify=ssl.create_default_context() if address.scheme == "https" else False,
-            # The token must not reach a proxy, nor another server by a redirect.
+            # The API key must not reach a proxy, nor another server by a redirect.
             trust_env=False,
             follow_redirects=False,
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),

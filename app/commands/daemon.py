@@ -182,7 +182,7 @@ def report(common: GlobalOptions) -> None:
     """Print the last daily report.
 
     It lists each learn of each user: sources, answers before and after, scores, seconds, and how to
-    undo it. Refusals have their reasons. For any other time: personalpeft report --since.
+    undo it. Refusals have their reasons. For any other time: personalpeft activity --since.
     """
     from personalpeft_app.daemon.journal import TASK, from_text
 

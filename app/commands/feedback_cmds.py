@@ -160,7 +160,7 @@ def remember(
 ) -> None:
     """Store a fact and print its id.
 
-    It is retrieved from the next question on. To change or remove it: personalpeft memory
+    It is retrieved from the next question on. To change or retract it: personalpeft memory
 
     TEXT may be '-', which reads it from stdin.
     """
@@ -184,7 +184,7 @@ def remember(
     learned = ", and the next learn trains on it" if answer and trains else ""
     info(common, f"Stored. It applies from the next question on{learned}.")
     if is_twice:
-        info(common, f"It was known already, as {known}. To have it once: memory remove {known}")
+        info(common, f"It was known already, as {known}. To have it once: memory retract {known}")
 
 
 @command("set-training", examples=("set-training off", "set-training on"))
@@ -218,7 +218,7 @@ def set_training(common: GlobalOptions, state: str) -> None:
 def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool) -> None:
     """Retract feedback: a thumb, an edit, a rule, a fact.
 
-    ID is what feedback printed and lessons lists, its beginning, or "last". Either all of several are
+    ID is what feedback printed and signals lists, its beginning, or "last". Either all of several are
     retracted or none. Prints the full ids.
 
     The next learn builds layers without it; personalpeft stack lists these. Feedback that it

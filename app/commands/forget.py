@@ -106,7 +106,7 @@ def forget_user(
 ) -> None:
     """Erase a user for good, with all data.
 
-    That is all turns, feedback, layers, published copies and tokens. This cannot be undone. Backups
+    That is all turns, feedback, layers, published copies and API keys. This cannot be undone. Backups
     and exported files are not changed; to keep a copy, export the user first. On a terminal it
     lists what would be erased and asks.
     """

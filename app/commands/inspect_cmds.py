@@ -41,7 +41,7 @@ def stack(common: GlobalOptions) -> None:
     with session.open_user(common, "read") as user:
         layers = user.layers()
         revisions = {revision.id: revision for revision in user.revisions()}
-        pending = user.pending().news
+        pending = user.pending().triggers
     data, rows = [], []
     for layer in layers:
         head = revisions.get(layer.head) if layer.head else None
@@ -123,9 +123,9 @@ def turns(common: GlobalOptions, limit: int) -> None:
         info(common, f"{user.id} has no turn yet.")
 
 
-@command("lessons", examples=("lessons", "lessons --all --json"))
+@command("signals", examples=("signals", "signals --all --json"))
 @click.option("--all", "everything", is_flag=True, help="Also superseded and retracted signals.")
-def lessons(common: GlobalOptions, everything: bool) -> None:
+def signals(common: GlobalOptions, everything: bool) -> None:
     """Show the use of each signal and why, the oldest first.
 
     Each with its source, its kind, where it is placed, its use so far, and its revision. The use
@@ -150,7 +150,8 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
     ]
     headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
     table = format_table(headings, rows, flexible=(7, 8))
-    emit(common, {"user": user.id, "training": training, "lessons": statuses}, table)
+    data = {"user": user.id, "training": training, "signals": statuses}
+    emit(common, data, table, renamed={"lessons": "signals"})
     if not statuses:
         info(common, f"{user.id} has given no feedback yet.")
     if not training:
@@ -199,8 +200,8 @@ class _Since(click.ParamType):
 
 
 @command(
-    "report",
-    examples=("report", "report --since 7d --json", "report --everyone"),
+    "activity",
+    examples=("activity", "activity --since 7d --json", "activity --everyone"),
     surplus="Did you mean --since {}?",
 )
 @option(
@@ -211,7 +212,7 @@ class _Since(click.ParamType):
     help="How far back: 90m, 24h, 7d, 2w, or a date.",
 )
 @click.option("--everyone", is_flag=True, help="All users of the home with any activity.")
-def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
+def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
     """Summarize the learns of a period.
 
     Shows each learn with its verdict, its reason, its feedback, an answer before and after, and how
@@ -235,13 +236,14 @@ def report(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -
     examples=(
         "memory",
         'memory edit s_01m7yhn42w "My dog is called Crumpet."',
-        "memory remove s_01m7yhn42w",
+        "memory retract s_01m7yhn42w",
     ),
+    renamed={"remove": "retract"},
 )
 @global_options
 @click.pass_context
 def memory(ctx: click.Context) -> None:
-    """List, edit or remove rules and facts.
+    """List, edit or retract rules and facts.
 
     Without a command it lists them.
     """
@@ -286,10 +288,10 @@ def memory_edit(
     emit(common, new, new.id)
 
 
-@command("remove", examples=("memory remove s_01m7yhn42w",))
+@command("retract", examples=("memory retract s_01m7yhn42w",))
 @click.argument("item")
-def memory_remove(common: GlobalOptions, item: str) -> None:
-    """Switch off a rule or fact. The ledger keeps it.
+def memory_retract(common: GlobalOptions, item: str) -> None:
+    """Retract a rule or fact, so that it no longer applies. The ledger keeps it.
 
     ITEM is its id, the beginning of it or "last".
     """
@@ -297,11 +299,11 @@ def memory_remove(common: GlobalOptions, item: str) -> None:
         items = user.items()
         item = items[-1].id if item == LAST and items else item
         user.retract_item(item)
-    emit(common, {"removed": item, "user": user.id}, "")
-    info(common, "Removed.")
+    emit(common, {"retracted": item, "user": user.id}, "", renamed={"removed": "retracted"})
+    info(common, "Retracted.")
 
 
-memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
+memory.add_section("Commands", (memory_list, memory_edit, memory_retract))
 
 
 @command("users", examples=("users", "users --after eve --limit 1000 --json"))

@@ -1,4 +1,4 @@
-"""Commands that serve over HTTP and manage its tokens."""
+"""Commands that serve over HTTP and manage its API keys."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from personalpeft_app.options import (
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft.settings import Observing
+    from personalpeft.settings import ImplicitFeedback
     from personalpeft.store.api_keys import ApiKey
 
+_RENAMED = {"token_file": "admin_key_file", "token_made": "admin_key_created"}
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
 _FEW = " For more than two users start it again when the home has them, or give --max-batch 16."
@@ -48,7 +49,7 @@ _FEW = " For more than two users start it again when the home has them, or give 
     metavar="ADDRESS",
     help=f"The address to listen on.  [default: {_LOOPBACK}, with --public all]",
 )
-@click.option("--public", is_flag=True, help="Accept other machines. Needs an existing token.")
+@click.option("--public", is_flag=True, help="Accept other machines. Needs an existing API key.")
 @click.option(
     "--name",
     "names",
@@ -87,7 +88,7 @@ def serve(
     names: tuple[str, ...],
     max_batch: int | None,
     max_queue: int,
-    implicit_feedback: Observing,
+    implicit_feedback: ImplicitFeedback,
     no_train: bool,
     tinker: bool,
     grace: float,
@@ -97,8 +98,8 @@ def serve(
     /v1 speaks the APIs of OpenAI and Anthropic, /api/v1 has everything else, and / is the page for
     a browser.
 
-    A user's data needs a token. The first start writes the first one into the file 'token' of the
-    home.
+    A user's data needs an API key. The first start writes the first one into the file 'token' of
+    the home.
 
     On a terminal it prints a link that signs in as the user, once and within ten minutes.
 
@@ -122,8 +123,8 @@ def serve(
         )
     if public and not (common.paths()[0] / ADMIN_KEY_FILE).exists():
         raise NotFound(
-            "Other machines cannot be served: there is no token yet.",
-            hint="Run: personalpeft token first",
+            "Other machines cannot be served: there is no API key yet.",
+            hint="Run: personalpeft api-key first",
         )
 
     if tinker:
@@ -136,7 +137,11 @@ def serve(
         users=None,
     )
     with session.open_runtime(
-        common, "make", serving=serving, observing=implicit_feedback, train=not no_train
+        common,
+        "make",
+        serving=serving,
+        implicit_feedback=implicit_feedback,
+        train=not no_train,
     ) as runtime:
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
@@ -156,7 +161,7 @@ def serve(
         )
         # Before the slow load of the model, so that a port in use fails at once.
         server = Server(app, limiter, host=address, port=port)
-        # After that, so that a start that fails leaves no token, which --public asks for.
+        # After that, so that a start that fails leaves no API key, which --public asks for.
         created = runtime.api_keys.ensure_admin_key()
         with common.display:
             runtime.engine()
@@ -167,19 +172,20 @@ def serve(
             common,
             {
                 "url": url,
-                "token_file": runtime.api_keys.admin_key_file,
-                "token_made": created,
+                "admin_key_file": runtime.api_keys.admin_key_file,
+                "admin_key_created": created,
                 "backend": choice.name,
                 "backend_reason": choice.reason,
                 "max_batch": choice.max_batch,
             },
             url,
+            renamed=_RENAMED,
         )
         sys.stdout.flush()
         info(
-            common, f"Engine: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
+            common, f"Backend: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
         )
-        info(common, f"The token is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
+        info(common, f"The API key is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
         # A service's output is stored, and a secret has no place there.
         if sys.stderr.isatty():
             link = _link(url, address, codes.issue(common.user_id()))
@@ -224,63 +230,70 @@ def _log(common: GlobalOptions) -> None:
 
 
 @click.group(
-    "token",
+    "api-key",
     cls=Group,
     invoke_without_command=True,
-    examples=("token", "token make --user ada", "token make --admin", "token revoke 5f0c"),
+    examples=(
+        "api-key",
+        "api-key make --user ada",
+        "api-key make --admin",
+        "api-key revoke 5f0c",
+    ),
 )
 @global_options
 @click.pass_context
-def token(ctx: click.Context) -> None:
-    """List, create or revoke tokens.
+def api_key(ctx: click.Context) -> None:
+    """List, create or revoke API keys.
 
     Without a command it lists them.
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(token_list)
+        ctx.invoke(api_key_list)
 
 
-@command("list", examples=("token list", "token list --json"))
-def token_list(common: GlobalOptions) -> None:
-    """List the tokens by their ids, oldest first."""
+@command("list", examples=("api-key list", "api-key list --json"))
+def api_key_list(common: GlobalOptions) -> None:
+    """List the API keys by their ids, oldest first."""
     with session.open_runtime(common, "read") as runtime:
         keys, file = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
         exists = file.exists()
     rows = [(each.id, _format_owner(each), each.at) for each in keys]
-    data = {"tokens": keys, "token_file": file if exists else None}
-    emit(common, data, format_table(("TOKEN", "OWNER", "SINCE"), rows))
-    info(common, f"The first administrator's token {'is' if exists else 'will be'} in {file}.")
+    data = {"api_keys": keys, "admin_key_file": file if exists else None}
+    table = format_table(("API KEY", "OWNER", "SINCE"), rows)
+    emit(common, data, table, renamed={"tokens": "api_keys", "token_file": "admin_key_file"})
+    info(common, f"The first administrator's API key {'is' if exists else 'will be'} in {file}.")
 
 
 @command(
     "first",
     examples=(
-        "token first",
-        '$ curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...',
+        "api-key first",
+        '$ curl -H "Authorization: Bearer $(cat $(personalpeft api-key first))" ...',
     ),
 )
-def token_first(common: GlobalOptions) -> None:
-    """Print the path of the first administrator's token, and create it if needed."""
+def api_key_first(common: GlobalOptions) -> None:
+    """Print the path of the first administrator's API key, and create it if needed."""
     with session.open_runtime(common, "make") as runtime:
         created = runtime.api_keys.ensure_admin_key()
         where = runtime.api_keys.admin_key_file
-    emit(common, {"token_file": where, "token_made": created}, str(where))
+    data = {"admin_key_file": where, "admin_key_created": created}
+    emit(common, data, str(where), renamed=_RENAMED)
 
 
 @command(
     "make",
-    examples=("token make --user ada", "token make --admin --json", "token make --worker"),
+    examples=("api-key make --user ada", "api-key make --admin --json", "api-key make --worker"),
     renamed={"--administration": "--admin"},
     surplus="Did you mean --user {}?",
 )
-@click.option("--admin", is_flag=True, help="A token with all rights on all users.")
+@click.option("--admin", is_flag=True, help="An API key with all rights on all users.")
 @click.option(
     "--worker",
     is_flag=True,
-    help="A token that only fetches stacks, for vLLM servers.",
+    help="An API key that only fetches stacks, for vLLM servers.",
 )
-def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
-    """Create a token of one user and print it.
+def api_key_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
+    """Create an API key of one user and print it.
 
     It is shown once; only its digest is stored. It allows access to that user's data and to nothing
     else.
@@ -291,22 +304,23 @@ def token_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
         key, secret = runtime.api_keys.create(
             None if admin or worker else common.user_id(), worker=worker
         )
-    emit(common, {"id": key.id, "user": key.user, "worker": key.worker, "token": secret}, secret)
+    data = {"id": key.id, "user": key.user, "worker": key.worker, "api_key": secret}
+    emit(common, data, secret, renamed={"token": "api_key"})
     info(common, f"Its id is {key.id}: {_format_owner(key)}.")
 
 
-@command("revoke", examples=("token revoke 5f0c",))
-@click.argument("token_id", metavar="ID")
-def token_revoke(common: GlobalOptions, token_id: str) -> None:
-    """Revoke a token. ID is its id or the beginning of it. Running servers refuse it at once."""
+@command("revoke", examples=("api-key revoke 5f0c",))
+@click.argument("key_id", metavar="ID")
+def api_key_revoke(common: GlobalOptions, key_id: str) -> None:
+    """Revoke an API key. ID is its id or the beginning of it. Running servers refuse it at once."""
     with session.open_runtime(common, "change") as runtime:
-        revoked = runtime.api_keys.revoke(token_id)
+        revoked = runtime.api_keys.revoke(key_id)
     emit(common, revoked, "")
     info(common, f"{revoked.id} no longer works.")
 
 
-token.add_section("Commands", (token_list, token_first, token_create, token_revoke))
+api_key.add_section("Commands", (api_key_list, api_key_first, api_key_create, api_key_revoke))
 
 
-def _format_owner(token: ApiKey) -> str:
-    return token.user or ("a worker" if token.worker else "administration")
+def _format_owner(key: ApiKey) -> str:
+    return key.user or ("a worker" if key.worker else "administration")

@@ -35,7 +35,7 @@ class BacklogCache:
             except NotFound:  # The user was deleted after the page was read.
                 continue
         self._pending = now
-        return {user: pending for user, (_, pending) in now.items() if pending.news}
+        return {user: pending for user, (_, pending) in now.items() if pending.triggers}
 
     def forget(self, user: str) -> None:
         """Read this user anew the next time."""

@@ -128,7 +128,7 @@ def priority(host: HostState, backlog: Pending) -> float:
     The waiting time keeps users who learn slowly from waiting forever.
     """
     waited = max(timedelta(), host.now - backlog.since) if backlog.since else timedelta()
-    seconds = max(backlog.seconds or _ASSUMED_SECONDS, 1.0)
+    seconds = max(backlog.mean_build_seconds or _ASSUMED_SECONDS, 1.0)
     return backlog.lessons * (1 + waited / timedelta(days=1)) / seconds
 
 
@@ -166,7 +166,9 @@ def _due(settings: Settings, host: HostState, backlog: Pending) -> str:
     last = last_occurrence(at, host.now, host.zone)
     # A date in the future comes from before the clock was set back: the lesson existed then.
     existed = backlog.since is None or backlog.since <= last or backlog.since > host.now
-    learned = backlog.learned and last_occurrence(at, backlog.learned, host.zone) == last
+    learned = (
+        backlog.last_learned_at and last_occurrence(at, backlog.last_learned_at, host.zone) == last
+    )
     return f"{lessons}, and it was {settings.learn_at}" if existed and not learned else ""
 
 

@@ -189,7 +189,7 @@ class Worker:
         except NotFound:  # The user was forgotten after this was decided.
             self._backlogs.forget(user)
             return
-        keys = tuple(each.key for each in pending.news)
+        keys = tuple(each.key for each in pending.triggers)
         resumed = user in self.journal.started
         # A start that a full disk does not take is no learn that was cut off: the note comes first.
         journal = self.journal.start(user, keys)
@@ -235,7 +235,7 @@ class Worker:
         """Return the keys of a user's pending lessons; none if the user was forgotten."""
         with suppress(NotFound):
             pending = self._runtime.user(user, create=False).pending()
-            return frozenset(each.key for each in pending.news)
+            return frozenset(each.key for each in pending.triggers)
         return frozenset()
 
     def _run_task(self, task: Task) -> None:

@@ -175,7 +175,7 @@ def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
 
 def _unknown(name: str) -> str:
     if USER_ID.fullmatch(name):
-        hint = f"If {name} is to be a new user, first run: personalpeft token make --user {name}"
+        hint = f"If {name} is to be a new user, first run: personalpeft api-key make --user {name}"
         return f"The model {name} is unknown. GET /v1/models lists the models. {hint}"
     near = f" Did you mean {name.lower()}?" if USER_ID.fullmatch(name.lower()) else ""
     return f"The model of this name is unknown.{near} GET /v1/models lists the models."

@@ -1,17 +1,17 @@
 """Authentication and authorization: the checks of every request before its body is read.
 
 Blueprints that are registered with the app of ``server.make_app`` get these checks: Host, Origin,
-size and token. A view asks:
+size and API key. A view asks:
 
     user = require_user(user_id)     # the valid id; 403 unless the caller is that user or an admin
     require_admin()                  # 403 unless the caller is an admin
-    caller().user                    # the user of the token; None for an admin and a worker
+    caller().user                    # the user of the API key; None for an admin and a worker
 
 Invariants:
 
 - An unknown name in ``Host`` is refused, against DNS rebinding. An address is no name.
-- A page of another origin is refused even with a token.
-- Only views marked ``public`` are open without a token. Only views marked ``allow_workers`` are
+- A page of another origin is refused even with an API key.
+- Only views marked ``public`` are open without an API key. Only views marked ``allow_workers`` are
   open to workers.
 - A refusal does not tell whether a user exists.
 """
@@ -33,14 +33,14 @@ from personalpeft_app.http import validation
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-NO_TOKEN = "A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>."
+NO_API_KEY = "A valid API key is needed: Authorization: Bearer <key>, or X-Api-Key: <key>."
 _PUBLIC, _WORKERS = "public", "for_workers"
 _FILES, _LARGE = "for_files", "for_large_bodies"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
 def caller() -> ApiKey:
-    """Return the token of the current, authenticated request."""
+    """Return the API key of the current, authenticated request."""
     found: ApiKey = g.caller
     return found
 
@@ -49,24 +49,24 @@ def require_user(user: str) -> str:
     """Return a valid user id, or raise ``InvalidId`` or, for another user, ``Forbidden``."""
     check_user_id(user)
     if not caller().may_act_for(user):
-        raise Forbidden("This token is another user's.")
+        raise Forbidden("This API key is another user's.")
     return user
 
 
 def require_admin() -> None:
-    """Raise ``Forbidden`` for a token of one user."""
+    """Raise ``Forbidden`` for the API key of one user."""
     if not caller().is_admin:
-        raise Forbidden("This needs a token of administration.")
+        raise Forbidden("This needs an admin API key.")
 
 
 def public(view: View) -> View:
-    """Mark a view that needs no token: its answer holds nothing of a user."""
+    """Mark a view that needs no API key: its answer holds nothing of a user."""
     setattr(view, _PUBLIC, True)
     return view
 
 
 def allow_workers(view: View) -> View:
-    """Mark a view that is open to a worker's token."""
+    """Mark a view that is open to a worker's API key."""
     setattr(view, _WORKERS, True)
     return view
 
@@ -78,7 +78,7 @@ def for_files(view: View) -> View:
 
 
 def for_large_bodies(view: View) -> View:
-    """Mark a view whose body may be as large as a file, from any valid token."""
+    """Mark a view whose body may be as large as a file, from any valid API key."""
     setattr(view, _LARGE, True)
     return view
 
@@ -89,11 +89,11 @@ def plugin_host() -> HttpHost:
 
 
 def is_open() -> bool:
-    """Return whether this request needs no token."""
+    """Return whether this request needs no API key."""
     return _is_marked(_PUBLIC)
 
 
-def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
+def install_auth(app: Flask, api_keys: ApiKeys, names: Collection[str] = ()) -> None:
     """Check every request. ``names`` are host names besides localhost and addresses."""
     known = {name.lower() for name in names} | {"localhost"}
 
@@ -109,13 +109,13 @@ def install_auth(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> No
         kind, _, secret = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
             secret = request.headers.get("X-Api-Key", "")
-        found = tokens.authenticate(secret.strip())
+        found = api_keys.authenticate(secret.strip())
         if found is None:
-            raise Unauthorized(NO_TOKEN)
+            raise Unauthorized(NO_API_KEY)
         g.caller = found
         # Before any view, so a view that forgets its checks is closed to workers too.
         if found.worker and not _is_marked(_WORKERS):
-            raise Forbidden("A worker's token only fetches live stacks.")
+            raise Forbidden("A worker's API key only fetches live stacks.")
 
     app.before_request(authenticate_request)
 

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Routes use the runtime's public surface. Every route that is not ``security.public`` needs a token.
-- No byte of a body is kept before its token, size and quota were checked.
+- Routes use the runtime's public surface. Every route that is not ``security.public`` needs an API key.
+- No byte of a body is kept before its API key, size and quota were checked.
 - A body is received before its request counts, so a slow client takes no place of the limiter.
 - Requests above the limit are refused at once, so a thread is left for ``/healthz``.
 """
@@ -124,7 +124,7 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
             shutil.copyfileobj(request.stream, body)
             body.seek(0)
             request.stream = body
-        # An administrator's token may act for many users.
+        # An administrator's API key may act for many users.
         is_admin = caller.user is None
         g.held.enter_context(limiter.hold(caller.user or caller.id, whole=is_admin))
 

@@ -431,7 +431,9 @@ class ConversationPane(Vertical):
             show_note(self, "Copied.")
             if exchange.turn is not None:
                 with errors_shown(self):
-                    await self._session.call(self._session.user.observe, exchange.turn, "copied")
+                    await self._session.call(
+                        self._session.user.record_implicit_feedback, exchange.turn, "copied"
+                    )
 
     def show_links(self) -> None:
         """Ask which link of the selected reply to open."""

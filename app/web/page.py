@@ -1,8 +1,8 @@
-"""Serve the files of the page. They hold no data of users, so they need no token.
+"""Serve the files of the page. They hold no data of users, so they need no API key.
 
 Invariants: the files are read when the server starts, so a request opens no file. Every response
 has the content security policy, which allows scripts, styles, images and requests of this server
-alone. Texts of users and models come through ``/api/v1``, with a token.
+alone. Texts of users and models come through ``/api/v1``, with an API key.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
         return answer(name, found[name], _FOR_GOOD)
 
     if codes is not None:
-        # In a header, since the server keeps no body of a caller without a token.
+        # In a header, since the server keeps no body of a caller without an API key.
         @made.post("/web/session", provide_automatic_options=False)
         @security.public
         def session() -> Response:

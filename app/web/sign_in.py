@@ -21,8 +21,8 @@ _BYTES = 24
 class SignInCodes:
     """The codes of one server. Safe to use from several threads."""
 
-    def __init__(self, tokens: ApiKeys, clock: Clock = SYSTEM) -> None:
-        self._tokens = tokens
+    def __init__(self, api_keys: ApiKeys, clock: Clock = SYSTEM) -> None:
+        self._api_keys = api_keys
         self._clock = clock
         self._lock = threading.Lock()
         self._users: dict[str, tuple[str, float]] = {}
@@ -41,7 +41,7 @@ class SignInCodes:
         with self._lock:
             self._drop_expired()
             user, _ = self._users.pop(_digest(code), (None, 0))
-        return None if user is None else self._tokens.create_session_key(user)
+        return None if user is None else self._api_keys.create_session_key(user)
 
     def _drop_expired(self) -> None:
         now = self._clock.timer()

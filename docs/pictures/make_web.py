@@ -189,7 +189,7 @@ def main() -> None:
         server = Server(app, limiter, host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
         thread.start()
-        link = f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.create('ada')[1]}"
+        link = f"http://127.0.0.1:{server.port}/#api_key={runtime.api_keys.create('ada')[1]}"
         try:
             with sync_playwright() as playwright:
                 browser = browser_of(playwright)

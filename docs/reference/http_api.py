@@ -37,13 +37,13 @@ library's method of the same name documents each operation ([In an app of your o
 
 ```sh
 personalpeft serve --port 8080
-token=$(cat "$(personalpeft path)/token")
-curl -s localhost:8080/api/v1/users/ada/chat -H "Authorization: Bearer $token" \\
+api_key=$(cat "$(personalpeft api-key first)")
+curl -s localhost:8080/api/v1/users/ada/chat -H "Authorization: Bearer $api_key" \\
   -H 'Content-Type: application/json' -d '{"prompt": "How do I boil an egg?"}'
 ```
 
-Every request needs a token. An admin token acts for every user, a user's token for that user, and a
-worker's token for none. Requests are validated: unknown keys and values out of bounds are errors
+Every request needs an API key. An admin API key acts for every user, a user's API key for that user, and a
+worker's API key for none. Requests are validated: unknown keys and values out of bounds are errors
 that name the key. `next` of a page is the `after` of the following one; null is the last.
 
 ## Conversations
@@ -61,11 +61,11 @@ neither Flask nor a model.
 ```python
 from personalpeft_app.client import connect
 
-ada = connect(address, token).user("ada")
+ada = connect(address, api_key).user("ada")
 reply = ada.chat("How do I boil an egg?")
 ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
 report = ada.learn(dry_run=True, progress=lambda stage, done: None)
-reports = connect(address, token).learn_many(["ada", "bo"], dry_run=True)
+reports = connect(address, api_key).learn_many(["ada", "bo"], dry_run=True)
 ```
 
 A learn runs in the server. Leaving `learn` early (Ctrl-C too) stops it, and the next one continues
@@ -78,8 +78,8 @@ from its last step. Besides the library's errors a call raises `NotAllowed` and 
 
 | status | kind | when |
 | --- | --- | --- |
-| 401 | `Unauthorized` | The token is missing or unknown. |
-| 403 | `Forbidden` | The token is for another user, or the request is of another origin. |
+| 401 | `Unauthorized` | The API key is missing or unknown. |
+| 403 | `Forbidden` | The API key is for another user, or the request is of another origin. |
 | 413, 415 | `RequestEntityTooLarge`, `UnsupportedMediaType` | The body is too large, or not JSON. |
 | 429 | `TooManyRequests`, `QueueFull` | Too many requests; `Retry-After` says when to try again. |
 
@@ -138,15 +138,16 @@ def _fields_of(schema: dict[str, Any]) -> Iterator[str]:
 
 def _one(operation: Operation) -> Iterator[str]:
     alone = (
-        f" Needs an admin{' or worker' if operation.workers else ''} token."
+        f" Needs an admin{' or worker' if operation.workers else ''} API key."
         if operation.admin
         else ""
     )
+    former = operation.former_path and f" Formerly `{operation.former_path}`, for one release."
     yield from (
         "",
         f"### `{operation.method} {PREFIX}{operation.path}`",
         "",
-        f"{operation.text}{alone}",
+        f"{operation.text}{alone}{former}",
         "",
     )
     definitions = described_types()[1]

@@ -89,13 +89,13 @@ _VARIABLES = {
 }
 
 _HOME_FILES = {
-    "personalpeft.db": "The SQLite database: ledger, revisions, reports, tokens' digests.",
+    "personalpeft.db": "The SQLite database: ledger, revisions, reports, API keys' digests.",
     "blobs/": "The adapter files of revisions, named by digest.",
     "sessions/": "Checkpoints of unfinished learns.",
     "locks/": "The leases of running learns.",
     "models/": "Your own cards.",
     FILE: "Your settings; personalpeft only reads it.",
-    "token": "The first admin token, readable by you alone.",
+    "token": "The first admin API key, readable by you alone.",
     "backups/": "The daemon's backups.",
     "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
@@ -186,7 +186,7 @@ def metrics() -> str:
         "# Metrics",
         "",
         _MADE,
-        "`GET /metrics` of a server answers an admin token in the text format of Prometheus. Names "
+        "`GET /metrics` of a server answers an admin API key in the text format of Prometheus. Names "
         "after the prefix are vLLM's where they mean the same. No label names a user.",
         "",
         *_table(

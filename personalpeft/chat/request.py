@@ -17,7 +17,7 @@ from personalpeft.chat.reply import Reply, Stream
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
-from personalpeft.feedback import observe
+from personalpeft.feedback import record_implicit_feedback
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
 from personalpeft.types import Message, Sampling, Stack, ToolFormat
@@ -175,15 +175,15 @@ def _record_implicit_feedback(
     services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
 ) -> None:
     """Record the implicit feedback that a new turn gives on an earlier one."""
-    if services.observing == "off":
+    if services.implicit_feedback == "off":
         return
     if chat.replaces is not None:
-        observe(services, user, chat.replaces, "regenerated", None)
+        record_implicit_feedback(services, user, chat.replaces, "regenerated", None)
     elif position.previous is not None and message.role == "user":
         turn = services.store.ledger.turn(user, position.previous)
-        seen = classify_message(message.content, turn.reply)
-        if seen is not None:
-            observe(services, user, turn, seen, None)
+        event = classify_message(message.content, turn.reply)
+        if event is not None:
+            record_implicit_feedback(services, user, turn, event, None)
 
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:

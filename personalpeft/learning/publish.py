@@ -121,11 +121,11 @@ def report_of(
         seconds=round(services.clock.timer() - plan.began, 3),
         previous_head=plan.head,
         removed=plan.removed,
-        room={
+        capacity={
             "parameters": capacity.parameters,
             "tokens": capacity.tokens,
-            "most": capacity.max_tokens,
-            "advised": capacity.recommended_tokens,
+            "max_tokens": capacity.max_tokens,
+            "recommended_tokens": capacity.recommended_tokens,
         }
         if capacity
         else {},

@@ -73,7 +73,8 @@ class LearnReport(HasJson):
     ``previous_head`` is the head that the candidate was judged against. For an event it is the
     revision that is live afterwards. ``revision`` is None where none was built. ``accepted``: live
     by the user's decision, whatever the gate said. ``removed`` is the personal data that was
-    replaced in the lessons of the build. ``room`` is the capacity of a layer that has one.
+    replaced in the lessons of the build. ``capacity`` has the ``parameters`` of a memory,
+    the ``tokens`` of its lessons, and ``max_tokens`` and ``recommended_tokens`` of them.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
@@ -86,6 +87,7 @@ class LearnReport(HasJson):
         "event",
         "verdict",
         "before",
+        "room",
     )
 
     user: str
@@ -102,7 +104,7 @@ class LearnReport(HasJson):
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
     removed: tuple[RemovedText, ...] = ()
-    room: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
     error: str = ""
     above: tuple[LearnReport, ...] = ()
@@ -142,6 +144,12 @@ class LearnReport(HasJson):
     def before(self) -> str | None:
         """The old name of ``previous_head``, for one release."""
         return self.previous_head
+
+    @property
+    def room(self) -> Mapping[str, int]:
+        """The old form of ``capacity``, for one release."""
+        old = {"max_tokens": "most", "recommended_tokens": "advised"}
+        return {old.get(name, name): number for name, number in self.capacity.items()}
 
     @property
     def is_unfinished(self) -> bool:
@@ -366,12 +374,15 @@ def _cut(lines: Sequence[str], limit: int) -> list[str]:
 
 
 def _format_capacity(report: LearnReport) -> list[str]:
-    if not report.room:
+    if not report.capacity:
         return []
-    room = report.room
-    line = f"{room['tokens']:,} of {room['most']:,} tokens in {room['parameters']:,} parameters"
-    if room["tokens"] > room["advised"]:
-        line += f"; recall is best up to {room['advised']:,}"
+    tokens, most, recommended, parameters = (
+        report.capacity[name]
+        for name in ("tokens", "max_tokens", "recommended_tokens", "parameters")
+    )
+    line = f"{tokens:,} of {most:,} tokens in {parameters:,} parameters"
+    if tokens > recommended:
+        line += f"; recall is best up to {recommended:,}"
     return ["", f"  capacity: {line}"]
 
 

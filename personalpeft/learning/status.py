@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.assignment import Assignment, lessons_for, load_assignments
 from personalpeft.learning.data.scrubber import RemovedText
@@ -113,48 +114,55 @@ class TrainingTrigger:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """The triggers of a user (``news``), and what helps to choose when to learn.
+class Pending(
+    RenamedAttributes,
+    renamed={
+        "news": "triggers",
+        "learned": "last_learned_at",
+        "seconds": "mean_build_seconds",
+    },
+):
+    """The triggers of a user, and what helps to choose when to learn.
 
     ``too_few``: how many lessons each layer has that was never built and needs more for a first
-    learn. ``learned``: when a learn last ended. ``seconds``: how long the last builds took on
-    average.
+    learn. ``last_learned_at``: when a learn last ended. ``mean_build_seconds``: how long the last
+    builds took on average.
     """
 
     json_properties = ("lessons", "text")
 
     user: str
-    news: tuple[TrainingTrigger, ...] = ()
+    triggers: tuple[TrainingTrigger, ...] = ()
     too_few: Mapping[str, int] = field(default_factory=dict)
-    learned: datetime | None = None
-    seconds: float | None = None
+    last_learned_at: datetime | None = None
+    mean_build_seconds: float | None = None
 
     @property
     def lessons(self) -> int:
         """How many lessons, and layers to judge or build again, no learn has considered."""
-        return sum(each.kind is not TriggerKind.UNFINISHED for each in self.news)
+        return sum(each.kind is not TriggerKind.UNFINISHED for each in self.triggers)
 
     @property
     def since(self) -> datetime | None:
         """When the oldest lesson of them was given."""
-        lessons = (each for each in self.news if each.kind is not TriggerKind.UNFINISHED)
+        lessons = (each for each in self.triggers if each.kind is not TriggerKind.UNFINISHED)
         return min((each.at for each in lessons if each.at is not None), default=None)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether a learn ran out of its budget and can go on."""
-        return any(each.kind is TriggerKind.UNFINISHED for each in self.news)
+        return any(each.kind is TriggerKind.UNFINISHED for each in self.triggers)
 
     @property
     def text(self) -> str:
         """What waits, in a few words."""
-        lessons = sum(each.kind is TriggerKind.LESSON for each in self.news)
+        lessons = sum(each.kind is TriggerKind.LESSON for each in self.triggers)
         if lessons:
             return f"{pluralize(lessons, 'lesson')} to learn from"
         if self.is_unfinished:
             return "An unfinished learn can continue"
-        if self.news:
-            removed = any(each.kind is TriggerKind.RETRACTED for each in self.news)
+        if self.triggers:
+            removed = any(each.kind is TriggerKind.RETRACTED for each in self.triggers)
             return "Retracted feedback is to be removed" if removed else "A layer below changed"
         if few := sum(self.too_few.values()):
             return f"{pluralize(few, 'lesson')} so far; the first learn needs a few more"
@@ -162,7 +170,7 @@ class Pending:
 
     def without(self, keys: Collection[str]) -> Pending:
         """Return it without the triggers of some keys."""
-        return replace(self, news=tuple(each for each in self.news if each.key not in keys))
+        return replace(self, triggers=tuple(each for each in self.triggers if each.key not in keys))
 
 
 def pending(store: Store, user: str) -> Pending:

@@ -135,14 +135,16 @@ class ApiKeys(
             fitting = [d for d, key in keys.items() if key_id and key.id.startswith(key_id)]
             if len(fitting) > 1:
                 raise InvalidInput(
-                    f"{len(fitting)} tokens begin with {key_id!a}.", hint="Give more of the id."
+                    f"{len(fitting)} API keys begin with {key_id!a}.", hint="Give more of the id."
                 )
             if not fitting:
-                hint = suggest_nearest(key_id, [key.id for key in keys.values()], what="token")
+                hint = suggest_nearest(key_id, [key.id for key in keys.values()], what="API key")
                 if not keys and self.admin_key_file.exists():
-                    hint = "The first administrator's token is the only one, and has no id: delete "
+                    hint = (
+                        "The first administrator's API key is the only one, and has no id: delete "
+                    )
                     hint += f"{self.admin_key_file} to revoke it."
-                raise NotFound(f"There is no token {key_id[:64]!a}.", hint=hint)
+                raise NotFound(f"There is no API key {key_id[:64]!a}.", hint=hint)
             return keys.pop(fitting[0])
 
     def revoke_all(self, user: str) -> int:
@@ -197,7 +199,7 @@ class ApiKeys(
         except (ValueError, TypeError, AttributeError) as error:
             raise HomeError(
                 f"{self._home / KEYS_FILE} is damaged.",
-                hint="Delete it and create the tokens again.",
+                hint="Delete it and create the API keys again.",
             ) from error
 
     def _read_text(self, name: str) -> str:

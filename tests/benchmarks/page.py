@@ -124,7 +124,7 @@ def _serving(folder: Path) -> Iterator[str]:
         serving(runtime, api.blueprint, web.blueprint(), owner="ada") as (host, port, secret),
     ):
         _live(runtime)
-        yield f"http://{host}:{port}/#token={secret}&user=ada"
+        yield f"http://{host}:{port}/#api_key={secret}&user=ada"
 
 
 def _live(runtime: Runtime) -> None:

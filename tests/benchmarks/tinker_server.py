@@ -86,7 +86,7 @@ def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tup
     environment = {**child_environment(), "PERSONALPEFT_HOME": str(home), **more}
     command = [sys.executable, "-m", "personalpeft_app", "--base", base]
     named = subprocess.run(
-        [*command, "token", "first"], env=environment, capture_output=True, text=True, check=True
+        [*command, "api-key", "first"], env=environment, capture_output=True, text=True, check=True
     )
     options = ["--tinker", "--port", str(port), "--max-queue", "512"]
     with (home / "server.log").open("ab") as log:

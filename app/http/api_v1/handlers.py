@@ -63,8 +63,8 @@ class RequestContext:
         return self.path.get("user")
 
 
-def whoami(call: RequestContext) -> v.TokenInfo:
-    return v.TokenInfo(caller().user, call.runtime.base().card.title)
+def whoami(call: RequestContext) -> v.ApiKeyInfo:
+    return v.ApiKeyInfo(caller().user, call.runtime.base().card.title)
 
 
 def users(call: RequestContext) -> v.Page[UserSummary]:

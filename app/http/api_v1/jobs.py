@@ -180,7 +180,7 @@ class Jobs:
             over = replace(
                 entry.job,
                 state=state,
-                ended=self._clock.now(),
+                ended_at=self._clock.now(),
                 error=error,
                 **_result_fields(result),
             )
@@ -219,9 +219,9 @@ def _result_fields(result: JobResult | None) -> dict[str, Any]:
         case LearnReport():
             return {"report": result}
         case ForgetReport():
-            return {"forgotten": result}
+            return {"forget_report": result}
         case RebaseReport():
-            return {"rebased": result}
+            return {"rebase_report": result}
         case tuple():
             return {"reports": result}
     return {}

@@ -19,8 +19,8 @@ from personalpeft_app.http.api_v1.serialization import query_properties, schemas
 
 # What the server answers before an operation begins.
 GUARDED = {
-    401: "The token is missing or unknown.",
-    403: "The token is for another user, or the request is of another origin.",
+    401: "The API key is missing or unknown.",
+    403: "The API key is for another user, or the request is of another origin.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "Too many requests wait. Retry-After says in how many seconds to try again.",
@@ -42,11 +42,11 @@ def document(version: str) -> dict[str, Any]:
             "version": version,
             "description": "A model for each user that learns from feedback and can be undone.",
         },
-        "security": [{"token": []}],
+        "security": [{"api_key": []}],
         "tags": [{"name": name} for name in dict.fromkeys(each.section for each in OPERATIONS)],
         "paths": paths,
         "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}},
             "schemas": definitions,
         },
     }

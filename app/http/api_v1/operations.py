@@ -78,11 +78,12 @@ class Operation:
         paged: Whether it answers a page of ``answer``.
         events: The type of each server-sent event by name, in place of one answer.
         makes_user: Whether the user is created on first use.
-        admin: Whether it needs an admin token.
-        workers: Whether a worker's token will do too.
+        admin: Whether it needs an admin API key.
+        workers: Whether a worker's API key will do too.
         download: Whether it answers a file.
         upload: Whether its body is a file.
         file: What the file is.
+        former_path: An old path that works for one release.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Operation:
     download: bool = False
     upload: bool = False
     file: str = "a `.personal` file"
+    former_path: str = ""
     errors: Errors = ANY
 
     @property
@@ -198,8 +200,8 @@ _users, _chat, _turns, _feedback, _learn, _stack, _compare, _files, _maintain = 
 
 # fmt: off
 WHOAMI = _users(
-    "whoami", "GET", "/token", "The user of the token, and the base that answers.",
-    v.TokenInfo, errors=(*ANY, WeightsError, MissingPackage),
+    "whoami", "GET", "/whoami", "The user of the API key, and the base that answers.",
+    v.ApiKeyInfo, former_path="/token", errors=(*ANY, WeightsError, MissingPackage),
 )
 USERS = _users(
     "users", "GET", "/users",
@@ -242,10 +244,10 @@ TURN = _turns("turn", "GET", _TURN, "One turn.")
 WHY = _turns("why", "GET", f"{_TURN}/why")
 
 FEEDBACK = _feedback("feedback", "POST", f"{_TURN}/feedback", "", v.SignalCreated, status=201)
-OBSERVE = _feedback(
-    "observe", "POST", f"{_TURN}/observe",
+RECORD_IMPLICIT_FEEDBACK = _feedback(
+    "record_implicit_feedback", "POST", f"{_TURN}/implicit-feedback",
     "Report implicit feedback. It is recorded only if the server was started with it.",
-    v.SignalRecorded,
+    v.SignalRecorded, former_path=f"{_TURN}/observe",
 )
 TEACH = _feedback(
     "teach", "POST", f"{_USER}/teach", "", v.SignalCreated, status=201, makes_user=True,
@@ -256,7 +258,10 @@ REMEMBER = _feedback(
 )
 RETRACT = _feedback("retract", "POST", f"{_USER}/retractions", status=201)
 SIGNALS = _feedback("signals", "GET", f"{_USER}/signals", paged=True)
-SIGNAL_STATUSES = _feedback("signal_statuses", "GET", f"{_USER}/lessons", paged=True)
+SIGNAL_STATUSES = _feedback(
+    "signal_statuses", "GET", f"{_USER}/signal-statuses", paged=True,
+    former_path=f"{_USER}/lessons",
+)
 ITEMS = _feedback("items", "GET", f"{_USER}/items", paged=True)
 EDIT_ITEM = _feedback("edit_item", "PUT", f"{_USER}/items/{{item}}")
 RETRACT_ITEM = _feedback("retract_item", "DELETE", f"{_USER}/items/{{item}}", status=204)
@@ -298,7 +303,9 @@ EVERY_JOB, ANY_JOB, FOLLOW_ANY, CANCEL_ANY = (
     )
 )
 PENDING = _learn("pending", "GET", f"{_USER}/pending")
-TRAINING_STATUS = _learn("training_status", "GET", f"{_USER}/learning")
+TRAINING_STATUS = _learn(
+    "training_status", "GET", f"{_USER}/training-status", former_path=f"{_USER}/learning",
+)
 REVIEW = _learn("review", "POST", f"{_USER}/review")
 
 STACK = _stack("stack", "GET", f"{_USER}/stack", errors=(*ANY, BaseMismatch, WeightsError))
@@ -312,8 +319,9 @@ REVISIONS = _stack("revisions", "GET", f"{_USER}/revisions", paged=True)
 HISTORY = _stack("history", "GET", f"{_USER}/history", paged=True)
 REPORTS = _stack("reports", "GET", f"{_USER}/reports", paged=True)
 ACTIVITY_SUMMARY = _stack(
-    "activity_summary", "GET", f"{_USER}/digest",
-    "The activity in a period: signals, learns, moves, live revisions.", query=v.DigestQuery,
+    "activity_summary", "GET", f"{_USER}/activity",
+    "The activity in a period: signals, learns, moves, live revisions.", query=v.ActivityQuery,
+    former_path=f"{_USER}/digest",
 )
 
 COMPARE = _compare(
@@ -353,12 +361,13 @@ IMPORT_GGUF = _files(
     file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 READ_PUBLISHED_FILE = _files(
-    "read_published_file", "GET", "/served/{digest}/{file}", admin=True, workers=True,
+    "read_published_file", "GET", "/published/{digest}/{file}", admin=True, workers=True,
+    former_path="/served/{digest}/{file}",
 )
 
 VERIFY = _maintain("verify", "POST", "/verify", admin=True)
 COLLECT_GARBAGE = _maintain(
-    "collect_garbage", "POST", "/collect", admin=True,
+    "collect_garbage", "POST", "/gc", admin=True, former_path="/collect",
     query=v.request_model("CollectGarbageQuery", Runtime.collect_garbage),
 )
 # fmt: on

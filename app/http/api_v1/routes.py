@@ -56,14 +56,16 @@ class ApiV1:
         self._job_streams = stream_quota_of(runtime)
         self.blueprint = Blueprint("api_v1", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:
-            self.blueprint.add_url_rule(
-                re.sub(r"{(\w+)}", r"<\1>", operation.path),
-                operation.name,
-                self._view(operation),
-                methods=[operation.method],
-                # Flask would answer OPTIONS by itself.
-                provide_automatic_options=False,
-            )
+            view = self._view(operation)
+            for path in filter(None, (operation.path, operation.former_path)):
+                self.blueprint.add_url_rule(
+                    re.sub(r"{(\w+)}", r"<\1>", path),
+                    operation.name,
+                    view,
+                    methods=[operation.method],
+                    # Flask would answer OPTIONS by itself.
+                    provide_automatic_options=False,
+                )
         self.blueprint.add_url_rule(
             "/openapi.json", "openapi", _openapi, provide_automatic_options=False
         )

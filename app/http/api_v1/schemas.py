@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from personalpeft.chat.compare import BlindAnswer
 from personalpeft.chat.reply import Reply, TokenLogprob
 from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
@@ -115,6 +116,7 @@ FIELDS: Mapping[str, Any] = {
     "comment": ShortText,
     "conversation_id": ConversationId,
     "edit": LongText,
+    "event": Literal["copied", "regenerated", "contradicted", "thanked"],
     "family": Annotated[PlainText, Len(0, 200)],
     "item": ForgetItem,
     "layer": LayerName,
@@ -134,7 +136,6 @@ FIELDS: Mapping[str, Any] = {
     "search": Annotated[PlainText, Len(0, 64)],
     "seconds": Positive,
     "seed": Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE],
-    "seen": Literal["copied", "regenerated", "contradicted", "thanked"],
     "shaping": PluginName,
     "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
     "skill": SkillName,
@@ -155,7 +156,10 @@ FIELDS: Mapping[str, Any] = {
 """The type of each parameter of the library that a body or query may have. A bool needs none."""
 
 # Former names, for one release.
-_ALIASES = {"max_memory_mb": AliasChoices("max_memory_mb", "memory")}
+_ALIASES = {
+    "event": AliasChoices("event", "seen"),
+    "max_memory_mb": AliasChoices("max_memory_mb", "memory"),
+}
 
 
 class PageQuery(RequestModel):
@@ -165,7 +169,7 @@ class PageQuery(RequestModel):
     limit: PageSize = 100
 
 
-class DigestQuery(RequestModel):
+class ActivityQuery(RequestModel):
     """A period: from ``since``, or the last ``seconds`` (one day by default), to ``until``."""
 
     since: datetime | None = None
@@ -249,8 +253,8 @@ class ErrorResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenInfo:
-    """The user of a token, null for an admin token, and the title of the base."""
+class ApiKeyInfo:
+    """The user of an API key, null for an admin API key, and the title of the base."""
 
     user: str | None
     base: str
@@ -298,12 +302,20 @@ class BlindComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(
+    RenamedAttributes,
+    renamed={
+        "begun": "started_at",
+        "ended": "ended_at",
+        "forgotten": "forget_report",
+        "rebased": "rebase_report",
+    },
+):
     """A learn, practice, forget or rebase that the server runs.
 
-    ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a ``report``
-    (``forgotten`` for a forget, ``rebased`` for a rebase) or an ``error``. A learn of several users has ``users`` and, in
-    the same order, ``reports``; its ``user`` is null.
+    ``progress`` is the share of ``stage`` that is done, 0 to 1. At the end there is a report or an
+    ``error``. A learn of several users has ``users`` and, in the same order, ``reports``; its
+    ``user`` is null.
     """
 
     id: str
@@ -312,19 +324,19 @@ class Job:
     state: Literal["running", "stopping", "done", "failed", "cancelled"]
     stage: str
     progress: float
-    begun: datetime
-    ended: datetime | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
     report: LearnReport | None = None
-    forgotten: ForgetReport | None = None
+    forget_report: ForgetReport | None = None
     error: ErrorDetails | None = None
     users: tuple[str, ...] = ()
     reports: tuple[LearnReport, ...] = ()
-    rebased: RebaseReport | None = None
+    rebase_report: RebaseReport | None = None
 
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.ended is not None
+        return self.ended_at is not None
 
 
 @dataclass(frozen=True, slots=True)

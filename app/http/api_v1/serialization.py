@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import ErrorDetails
 
+from personalpeft.deprecation import former_names
 from personalpeft.errors import ERROR_CODES, InvalidInput, PersonalPeftError, suggest_nearest
 
 ERROR_KINDS = {kind.__name__: kind for kind in ERROR_CODES}
@@ -110,6 +111,9 @@ class _JsonSchema(GenerateJsonSchema):
                 described = self.generate_inner(adapter(hint).core_schema)
                 found["properties"][name] = {**described, "readOnly": True}
                 found["required"].append(name)
+            for old, new in former_names(kind).items():
+                found["properties"][old] = {**found["properties"][new], "deprecated": True}
+                found["required"].append(old)
         return found
 
 

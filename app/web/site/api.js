@@ -1,5 +1,5 @@
 /**
- * Requests to the HTTP API. Each carries the token; each failure is thrown as a `Problem`.
+ * Requests to the HTTP API. Each carries the API key; each failure is thrown as a `Problem`.
  */
 
 import { token } from "./session.js";

@@ -132,7 +132,7 @@ export class ExchangeView {
     try {
       await copyText(text);
       notify.toast("Copied.");
-      this.user.observe(this.turn, "copied");
+      this.user.recordImplicitFeedback(this.turn, "copied");
     } catch {
       notify.toast("This browser does not let the page copy; select the text and copy it.");
     }

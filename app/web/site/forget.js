@@ -61,7 +61,7 @@ function erased(verb, report) {
     report.turns && count(report.turns, "turn"),
     report.signals && count(report.signals, "signal"),
     report.revisions && count(report.revisions, "revision"),
-    report.api_keys && count(report.api_keys, "token"),
+    report.api_keys && count(report.api_keys, "API key"),
   ].filter(Boolean);
   return `${verb} ${parts.length ? list(parts) : "the user name"}.`;
 }
@@ -75,7 +75,7 @@ async function previewForget(user, item) {
   let now = begun;
   for await (now of user.follow(begun.id));
   if (now.error) throw new Problem(now.error.kind, now.error.message, now.error.hint);
-  return now.forgotten;
+  return now.forget_report;
 }
 
 /** @param {any} would */
@@ -83,7 +83,7 @@ function consequences(would) {
   const parts = [
     would.signals.length && count(would.signals.length, "signal"),
     would.turns.length && count(would.turns.length, "question with its reply", "questions with their replies"),
-    would.emptied.length && count(would.emptied.length, "reply", "replies"),
+    would.emptied_replies.length && count(would.emptied_replies.length, "reply", "replies"),
     would.revisions.length && count(would.revisions.length, "revision"),
   ].filter(Boolean);
   const layers = Object.keys(would.heads).map(layerName);

@@ -91,17 +91,17 @@ export function learningStrip(user, place) {
 
   /** @param {Job} over */
   function ended(over) {
-    if (!over.ended) notify.toast("The connection to the server was lost. The next learn continues from the last step.");
+    if (!over.ended_at) notify.toast("The connection to the server was lost. The next learn continues from the last step.");
     else if (over.error && over.state !== "cancelled") notify.toast(`${over.error.message} ${over.error.hint}`.trim());
     else if (over.state === "cancelled") notify.toast("Stopped. The next learn continues from the last step.");
-    else if (over.rebased) notify.toast(over.rebased.switched ? `Your layers are on ${over.rebased.name} now.` : "Both bases have answered. Nothing is changed yet.");
+    else if (over.rebase_report) notify.toast(over.rebase_report.switched ? `Your layers are on ${over.rebase_report.name} now.` : "Both bases have answered. Nothing is changed yet.");
     else if (over.report) notify.toast([over.report, ...over.report.above].map(headline).join(". ") + ".");
     user.changed(over.kind === "forget" ? "forget" : "learn");
   }
 
   async function poll() {
     const at = followed;
-    const now = await user.learning();
+    const now = await user.trainingStatus();
     // A job that another page of this server started can be followed and cancelled here.
     const own = now && !elsewhere ? await user.running() : null;
     if (job || followed !== at) return;
@@ -115,7 +115,7 @@ export function learningStrip(user, place) {
   /** @param {Learning} before */
   async function endedElsewhere(before) {
     try {
-      const { reports } = await user.digest(before.since);
+      const { reports } = await user.activity(before.since);
       if (reports.length) notify.toast(`${reports.map(headline).join(". ")}.`);
     } finally {
       user.changed("learn");

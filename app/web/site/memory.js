@@ -56,7 +56,7 @@ export function memoryView(user, learning, leave) {
     h("label", { for: "training" }, training, " Train my layers on new feedback"),
     h("p", { class: "hint", id: "training-hint" }, "Switched off, rules and facts still act in the prompt. Earlier feedback stays as it is."));
   const everything = h("section", { class: "part", "aria-labelledby": "everything" }, h("h2", { id: "everything" }, "Everything"),
-    h("p", { class: "hint" }, "Erases your conversations, feedback, layers, published copies and tokens on this server."),
+    h("p", { class: "hint" }, "Erases your conversations, feedback, layers, published copies and API keys on this server."),
     h("div", { class: "row" }, button("Forget everything …", () => confirmForgetUser(user, leave), { class: "do harm", "aria-haspopup": "dialog" })));
   const element = h("div", { class: "view" }, title,
     h("p", { class: "lead" }, "Your rules, facts and other feedback, each with its source. Switched off, it stays on record. Forgotten, it is erased, and so is every revision trained on it."),
@@ -83,7 +83,7 @@ export function memoryView(user, learning, leave) {
   }
 
   const load = coalesce(async () => {
-    const [items, statuses, summary] = await Promise.all([user.items(), user.lessons(), user.summary()]);
+    const [items, statuses, summary] = await Promise.all([user.items(), user.signalStatuses(), user.summary()]);
     training.checked = summary.training;
     const byId = new Map(statuses.map((status) => [status.signal.id, status]));
     const kinds = Map.groupBy(items, (item) => item.kind);

@@ -59,7 +59,7 @@ export function rebasePart(user, learning) {
     build.disabled = true;
     await notify.attempt(async () => {
       const over = await learning.follow(await user.rebase(to, accept));
-      if (over.rebased) show(over.rebased, to);
+      if (over.rebase_report) show(over.rebase_report, to);
     });
     build.disabled = false;
   }

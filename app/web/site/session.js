@@ -9,7 +9,7 @@ const NOTE = "personalpeft.note";
 
 const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
 
-/** @typedef {{ code: string, token: string, user: string }} Link what a link signs in with: a one-time code, or a token */
+/** @typedef {{ code: string, secret: string, user: string }} Link what a link signs in with: a one-time code, or an API key */
 
 /**
  * The link that the address holds, taken out of it before anything else can see it there.
@@ -18,11 +18,13 @@ const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
  */
 export function takeLink(hash = "") {
   const params = new URLSearchParams(location.hash.slice(1));
-  if (!params.has("code") && !params.has("token")) return null;
+  // The old name, for one release.
+  if (params.has("token")) params.set("api_key", params.get("token") ?? "");
+  if (!params.has("code") && !params.has("api_key")) return null;
   // Replace the entry with the secret, so that neither Back nor a copied address holds it.
   history.replaceState(null, "", location.pathname + location.search + hash);
-  const [code, token, user] = ["code", "token", "user"].map((name) => params.get(name)?.trim() ?? "");
-  return code || token ? { code, token, user: USER_ID.test(user) ? user : "" } : null;
+  const [code, secret, user] = ["code", "api_key", "user"].map((name) => params.get(name)?.trim() ?? "");
+  return code || secret ? { code, secret, user: USER_ID.test(user) ? user : "" } : null;
 }
 
 /** @returns {string} empty if signed out. */

@@ -16,7 +16,7 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ name: string, position: number, head: string | null, weight: number, scope: string }} Layer
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
- * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, rebased: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, ended_at: string | null, report: Report | null, forget_report: any, rebase_report: Rebased | null, error: { message: string, hint: string, kind: string } | null }} Job
  * @typedef {{ rating: number | null, edit: string | null, comments: string[] }} TurnFeedback the user's own
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
  * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
@@ -65,8 +65,8 @@ export class User extends EventTarget {
   }
 
   /** @returns {Promise<SignalStatus[]>} oldest first */
-  lessons() {
-    return pages(this.at("lessons"));
+  signalStatuses() {
+    return pages(this.at("signal-statuses"));
   }
 
   /** @returns {Promise<Item[]>} */
@@ -94,19 +94,19 @@ export class User extends EventTarget {
     return pages(this.at("reports"));
   }
 
-  /** @returns {Promise<{ text: string, seconds: number | null }>} */
+  /** @returns {Promise<{ text: string }>} */
   pending() {
     return ask("GET", this.at("pending"));
   }
 
   /** @returns {Promise<Learning | null>} the learn that runs now, in this server or another program on its home */
-  learning() {
-    return ask("GET", this.at("learning"), { quiet: true });
+  trainingStatus() {
+    return ask("GET", this.at("training-status"), { quiet: true });
   }
 
   /** @param {string} since ISO 8601 @returns {Promise<{ reports: Report[] }>} the learns since then */
-  digest(since) {
-    return ask("GET", this.at("digest"), { query: { since } });
+  activity(since) {
+    return ask("GET", this.at("activity"), { query: { since } });
   }
 
   /** @param {string} turn */
@@ -143,10 +143,10 @@ export class User extends EventTarget {
   /**
    * Reports implicit feedback. The server records it only where that is switched on.
    * @param {string} turn
-   * @param {"copied"} seen
+   * @param {"copied"} event
    */
-  observe(turn, seen) {
-    return ask("POST", this.at("turns", turn, "observe"), { body: { seen } }).catch(() => null);
+  recordImplicitFeedback(turn, event) {
+    return ask("POST", this.at("turns", turn, "implicit-feedback"), { body: { event } }).catch(() => null);
   }
 
   /** @param {string} prompt @param {string} answer @param {string | null} skill null: for the style */
@@ -226,7 +226,7 @@ export class User extends EventTarget {
   /** @returns {Promise<Job | undefined>} the newest one that runs */
   async running() {
     const { items } = await ask("GET", this.at("jobs"), { query: { limit: 20 } });
-    return items.find((/** @type {Job} */ job) => !job.ended);
+    return items.find((/** @type {Job} */ job) => !job.ended_at);
   }
 
   /**

@@ -1,4 +1,4 @@
-/** Signing in: the token, then the user. A token of one user needs no choice. */
+/** Signing in: the API key, then the user. A key of one user needs no choice. */
 
 import { ask, Problem, redeem } from "./api.js";
 import { coalesce } from "./coalesce.js";
@@ -10,11 +10,11 @@ import { count } from "./format.js";
 
 /**
  * @typedef {{ items: { id: string, turns: number, signals: number }[], next: string | null }} Found
- * @typedef {{ user: string, base: string, many: boolean }} Who `many`: the token may choose another user.
+ * @typedef {{ user: string, base: string, many: boolean }} Who `many`: the API key may choose another user.
  */
 
 /**
- * Returns the signed-in user; asks for a missing token or user in `place`.
+ * Returns the signed-in user; asks for a missing API key or user in `place`.
  * @param {HTMLElement} place
  * @returns {Promise<Who>}
  */
@@ -22,7 +22,7 @@ export async function signIn(place) {
   for (;;) {
     if (!token()) await new Promise((done) => place.replaceChildren(tokenForm("", () => done(undefined))));
     try {
-      const whoami = await ask("GET", "token");
+      const whoami = await ask("GET", "whoami");
       const chosen = whoami.user ?? (user() || (await choose(place)));
       // Creates the user on first use.
       await ask("PUT", `users/${encodeURIComponent(chosen)}`);
@@ -32,7 +32,7 @@ export async function signIn(place) {
       const status = error instanceof Problem ? error.status : 0;
       if (status === 401) {
         signOut();
-        await new Promise((done) => place.replaceChildren(tokenForm("The server does not know that token.", () => done(undefined))));
+        await new Promise((done) => place.replaceChildren(tokenForm("The server does not know that API key.", () => done(undefined))));
       } else {
         notify.error(error);
         // An invalid name is asked for again; any other error is the server's, and the token stays.
@@ -51,10 +51,10 @@ export async function signIn(place) {
 export async function followLink(link) {
   try {
     const before = token() ? await sessionOf(token(), user()) : null;
-    const secret = link.code ? await redeem(link.code) : link.token;
+    const secret = link.code ? await redeem(link.code) : link.secret;
     if (before) {
       const after = await sessionOf(secret, link.user);
-      if (!after) throw new Problem("Unauthorized", "The server does not know the link's token.", "Nothing was changed.");
+      if (!after) throw new Problem("Unauthorized", "The server does not know the link's API key.", "Nothing was changed.");
       if (before !== after && !(await agreed(before, after))) return false;
     }
     storeToken(secret);
@@ -68,12 +68,12 @@ export async function followLink(link) {
 
 /**
  * @param {string} secret
- * @param {string} chosen the user of an administrator's token
- * @returns {Promise<string | null>} who is signed in, null for an unknown token
+ * @param {string} chosen the user of an administrator's API key
+ * @returns {Promise<string | null>} who is signed in, null for an unknown API key
  */
 async function sessionOf(secret, chosen) {
   try {
-    const whoami = await ask("GET", "token", { secret, quiet: true });
+    const whoami = await ask("GET", "whoami", { secret, quiet: true });
     return whoami.user ?? (chosen ? `the administrator, with the model of ${chosen}` : "the administrator");
   } catch (error) {
     if (error instanceof Problem && error.status === 401) return null;
@@ -104,11 +104,11 @@ function agreed(before, after) {
 }
 
 /**
- * Asks for a new token in a dialog over the page, so that drafts stay.
+ * Asks for a new API key in a dialog over the page, so that drafts stay.
  * @param {() => void} done
  */
 export function signInAgain(done) {
-  const dialog = h("dialog", { "aria-label": "Sign in again" }, tokenForm("The token is no longer valid.", () => {
+  const dialog = h("dialog", { "aria-label": "Sign in again" }, tokenForm("The API key is no longer valid.", () => {
     dialog.close();
     done();
   }));
@@ -125,7 +125,7 @@ export function signInAgain(done) {
  * @param {() => void} done
  */
 function tokenForm(problem, done) {
-  const field = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, spellcheck: "false", "aria-describedby": "token-hint" });
+  const field = h("input", { type: "password", id: "api-key", autocomplete: "current-password", required: true, spellcheck: "false", "aria-describedby": "api-key-hint" });
   return h("form", { class: "alone", onsubmit: (/** @type {Event} */ event) => {
     event.preventDefault();
     if (!field.value.trim()) return;
@@ -135,8 +135,8 @@ function tokenForm(problem, done) {
   h("h1", {}, "Sign in"),
   h("p", { class: "dim" }, "A model that learns from your feedback."),
   problem ? h("p", { class: "harm", role: "alert" }, problem) : null,
-  h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that signs you in once. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one user.")),
+  h("div", { class: "field" }, h("label", { for: "api-key" }, "API key"), field,
+    h("p", { class: "hint", id: "api-key-hint" }, "The server prints a link that signs you in once. ", h("code", {}, "personalpeft api-key make --user NAME"), " makes an API key for one user.")),
   h("button", { type: "submit", class: "go" }, "Sign in"));
 }
 

@@ -155,7 +155,7 @@ def _find_due_users(home: str | None, base: str, backend: str) -> list[str]:
     """Return the users who have something to learn."""
     with personalpeft.open(home, base, backend, read_only=True) as runtime:
         users = [each.id for each in runtime.iter_users()]
-        return [each for each in users if runtime.user(each, create=False).pending().news]
+        return [each for each in users if runtime.user(each, create=False).pending().triggers]
 
 
 class _Display:

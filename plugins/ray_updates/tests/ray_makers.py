@@ -185,7 +185,7 @@ class World:
                 ]
                 assert len(handle.revisions()) == len(handle.layers()) == layers
                 assert len(handle.reports()) == layers
-                assert not handle.pending().news
+                assert not handle.pending().triggers
         assert not list(self.home.glob("sessions/*/*.session"))
 
 

@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(
     assert 1 <= out.count("PROMOTED") == 4 - out.count("NOT LEARNED") < 4
     with world.open_runtime() as runtime:
         runtime.learn_many(
-            [user.id for user in runtime.users() if runtime.user(user.id).pending().news]
+            [user.id for user in runtime.users() if runtime.user(user.id).pending().triggers]
         )
     assert world.live_revisions() == alone
     world.published_once()

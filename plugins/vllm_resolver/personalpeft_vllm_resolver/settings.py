@@ -64,7 +64,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         if not token or not token.isascii() or not token.isprintable():
             raise ValueError(
                 f"{PREFIX}TOKEN must be a token of the server at {PREFIX}URL; "
-                "make one with: personalpeft token make --worker"
+                "make one with: personalpeft api-key make --worker"
             )
     return Settings(
         folder=_path(values.get("FOLDER")),

@@ -108,7 +108,7 @@ class Server:
         return [Copy(self.url, lambda file: read_within(self.timeout, self._parts(digest, file)))]
 
     def _parts(self, digest: str, file: str) -> Generator[bytes]:
-        address = f"{self.url}/api/v1/served/{digest}/{file}"
+        address = f"{self.url}/api/v1/published/{digest}/{file}"
         request = Request(address, headers={"Authorization": f"Bearer {self._token}"})
         try:
             with self._opener.open(request, timeout=_SILENCE_SECONDS) as response:
@@ -136,7 +136,7 @@ def _status_error(status: int) -> MissingCopy | InvalidCopy:
         return MissingCopy("the server has no such stack")
     if status in (401, 403):
         return InvalidCopy(
-            "the server refuses the token; make one with: personalpeft token make --worker"
+            "the server refuses the API key; make one with: personalpeft api-key make --worker"
         )
     if 300 <= status < 400:
         return InvalidCopy("the server redirects, which is not followed")

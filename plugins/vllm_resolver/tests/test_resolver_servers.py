@@ -66,7 +66,7 @@ def test_a_stack_is_pulled_with_a_workers_or_an_administrators_token(
                 assert (path is not None) == given
                 assert not path or held(path) == made.files
                 assert token not in caplog.text
-    assert "token" in caplog.text
+    assert "API key" in caplog.text
     with closing(cache(tmp_path, url=f"{url}/", token=admin)) as pulled:
         assert pulled.get(made.digest) is None
     assert "personalpeft:" in caplog.text
@@ -101,7 +101,7 @@ def test_the_folder_is_tried_before_the_server(tmp_path: Path) -> None:
         assert came == []
         assert pulled.get(other.digest)
         assert [request.split(b" ")[1].decode() for request in came] == [
-            f"/api/v1/served/{other.digest}/{name}" for name in other.files
+            f"/api/v1/published/{other.digest}/{name}" for name in other.files
         ]
 
 

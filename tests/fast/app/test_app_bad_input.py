@@ -53,7 +53,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["learn", "style"], 2, "--layer style"),
         (["rollback", "style@1"], 2, "--to style@1"),
         (["set-weight", "style", "-3"], 2, "-2"),
-        (["token", "make", "--user", "ada", "--worker"], 2, "--user"),
+        (["api-key", "make", "--user", "ada", "--worker"], 2, "--user"),
         (["ask", "hi", "--temp", "1"], 2, "--temperature"),
         (["teach", "", "answer"], 2, "prompt"),
         (["teach", "prompt", ""], 2, "answer"),
@@ -78,7 +78,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["why", "t_nothing"], 3, "t_0"),
         (["revisions", "--layer", "stil"], 3, "'style'"),
         (["memory", "edit", "s_nothing", "text"], 3, "s_nothing"),
-        (["memory", "remove", "s_nothing"], 3, "s_nothing"),
+        (["memory", "retract", "s_nothing"], 3, "s_nothing"),
         (["retract", "s_nothing"], 3, "s_nothing"),
         (["retract"], 2, "ID..."),
         (["turns", "-n", "0"], 2, "0"),
@@ -152,7 +152,9 @@ def test_last_names_the_newest_feedback_and_the_newest_item(shell: Shell) -> Non
     )
     shell.run("ask", "hello")
     thumb = lines(shell.run("feedback", "--up").stdout)[0]
-    assert json.loads(shell.run("memory", "remove", "last", "--json").stdout)["removed"] == second
+    assert (
+        json.loads(shell.run("memory", "retract", "last", "--json").stdout)["retracted"] == second
+    )
     assert lines(shell.run("retract", "last").stdout) == [thumb]
     assert shell.run("memory", "edit", "last", "I like coffee.").exit_code == 0
     assert first not in shell.run("memory").stdout
@@ -204,7 +206,7 @@ def test_repeated_feedback_is_kept_but_counts_once(shell: Shell) -> None:
         ["learn"],
         ["rollback", "style"],
         ["set-weight", "style", "1"],
-        ["memory", "remove", "s_x"],
+        ["memory", "retract", "s_x"],
         ["retract", "s_x"],
         ["export", "x"],
         ["export-peft", "x"],

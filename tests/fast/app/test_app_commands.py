@@ -185,7 +185,7 @@ def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
 
 def test_correcting_a_holdout_answer_reports_the_holdout(corrected: Shell) -> None:
     assert corrected.run("learn").exit_code == 0
-    lessons = json.loads(corrected.run("lessons", "--json").stdout)["lessons"]
+    lessons = json.loads(corrected.run("signals", "--json").stdout)["signals"]
     held = next(each["signal"] for each in lessons if each["use_code"] == "held_out")
     edit = corrected.run("feedback", held["turn"], "--edit", "Something else.", "--json")
     status = json.loads(edit.stdout)["status"]
@@ -205,18 +205,18 @@ def test_removed_fact_is_gone_with_the_next_learn(shell: Shell) -> None:
         for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
     }
     assert shell.run("learn").exit_code == 0
-    removed = json.loads(shell.run("memory", "remove", facts["dog"], "--json").stdout)
-    assert removed == {"removed": facts["dog"], "user": removed["user"]}
-    (news,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
-    assert (news["kind"], news["layer"]) == ("lessons retracted", "memory")
+    removed = json.loads(shell.run("memory", "retract", facts["dog"], "--json").stdout)
+    assert removed["retracted"] == facts["dog"]
+    (trigger,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
+    assert (trigger["kind"], trigger["layer"]) == ("lessons retracted", "memory")
     report = json.loads(shell.run("learn", "--json").stdout)
     assert report["reasons"][0]["code"] == "lessons_retracted"
     output = {
         each["signal"]["id"]: each["use_code"]
-        for each in json.loads(shell.run("lessons", "--json").stdout)["lessons"]
+        for each in json.loads(shell.run("signals", "--json").stdout)["signals"]
     }
     assert output == {facts["cat"]: "learned"}
-    shell.run("memory", "remove", facts["cat"])
+    shell.run("memory", "retract", facts["cat"])
     report = json.loads(shell.run("learn", "--json").stdout)
     assert report["outcome"] == "retracted"
 
@@ -225,7 +225,7 @@ def test_retracted_feedback_is_gone_with_the_next_learn(corrected: Shell) -> Non
     assert corrected.run("learn").exit_code == 0
     use = {
         each["signal"]["id"]: each["use_code"]
-        for each in json.loads(corrected.run("lessons", "--json").stdout)["lessons"]
+        for each in json.loads(corrected.run("signals", "--json").stdout)["signals"]
     }
     held = next(signal for signal, of in use.items() if of == "held_out")
     result = corrected.run("retract", held)
@@ -286,7 +286,7 @@ def test_facts_take_effect_at_once_and_can_be_edited_and_removed(shell: Shell) -
     assert "Biscuit" in shell.run("why").stdout
     new = shell.run("memory", "edit", item["id"], "My dog is called Crumpet.").stdout.strip()
     assert "Crumpet" in shell.run("memory", "list").stdout
-    assert shell.run("memory", "remove", new).exit_code == 0
+    assert shell.run("memory", "retract", new).exit_code == 0
     assert json.loads(shell.run("memory", "--json").stdout)["items"] == []
 
 
@@ -367,7 +367,7 @@ def test_an_adapter_is_exported_and_imported(learned: Shell, tmp_path: Path) -> 
     taken = learned.run("import-peft", str(folder), "--user", "bob")
     assert taken.exit_code == 0, taken.output
     assert taken.stdout.strip() in learned.run("stack", "--user", "bob").stdout
-    assert taken.stdout.strip() in learned.run("report", "--since", "24h", "--user", "bob").stdout
+    assert taken.stdout.strip() in learned.run("activity", "--since", "24h", "--user", "bob").stdout
     assert (
         learned.run("ask", "hi", "-q").stdout
         == learned.run("ask", "hi", "-q", "--user", "bob").stdout
@@ -532,7 +532,11 @@ def test_the_catalog_benchmark_measures_a_home_of_its_own(shell: Shell) -> None:
     [
         (["weigh", "style", "0.5"], ["set-weight", "style", "0.5"]),
         (["learn", "--also=bob", "--dry-run"], ["learn", "--users=bob", "--dry-run"]),
-        (["token", "make", "--administration"], ["token", "make", "--admin"]),
+        (["lessons"], ["signals"]),
+        (["report"], ["activity"]),
+        (["memory", "remove", "last"], ["memory", "retract", "last"]),
+        (["api-key", "make", "--administration"], ["api-key", "make", "--admin"]),
+        (["token"], ["api-key"]),
     ],
 )
 def test_former_names_of_commands_and_options_work_for_one_release_and_warn(

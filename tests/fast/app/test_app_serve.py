@@ -15,7 +15,7 @@ import pytest
 from app_makers import Shell, read_to_end
 
 
-def test_a_server_creates_its_token_prints_its_path_and_stops_on_a_signal(shell: Shell) -> None:
+def test_a_server_creates_its_api_key_prints_its_path_and_stops_on_a_signal(shell: Shell) -> None:
     server = shell.spawn("serve", "--port", "0", "--json")
     assert server.stdout is not None
     said = json.loads(_first_json(server.stdout))
@@ -23,6 +23,8 @@ def test_a_server_creates_its_token_prints_its_path_and_stops_on_a_signal(shell:
     engine = {"backend": "fake", "backend_reason": "requested", "max_batch": 16}
     assert said == {
         "url": said["url"],
+        "admin_key_file": str(token),
+        "admin_key_created": True,
         "token_file": str(token),
         "token_made": True,
         **engine,
@@ -94,7 +96,7 @@ def _first_json(stream: object) -> str:
 @pytest.mark.parametrize(
     ("args", "code", "hint"),
     [
-        (("--public",), 3, "personalpeft token first"),
+        (("--public",), 3, "personalpeft api-key first"),
         (("--host", "0.0.0.0"), 2, "--public"),
         (("--host", "192.0.2.1"), 2, "--public"),
     ],
@@ -109,27 +111,27 @@ def test_other_hosts_are_accepted_only_by_name(
 
 
 def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
-    secret = shell.run("token", "make", "--user", "ada").stdout.strip()
-    everything = shell.run("token", "make", "--admin").stdout.strip()
-    listed = shell.run("token", "--json")
-    tokens = json.loads(listed.stdout)["tokens"]
+    secret = shell.run("api-key", "make", "--user", "ada").stdout.strip()
+    everything = shell.run("api-key", "make", "--admin").stdout.strip()
+    listed = shell.run("api-key", "--json")
+    tokens = json.loads(listed.stdout)["api_keys"]
     assert [token["user"] for token in tokens] == ["ada", None]
     assert secret not in listed.output
     assert everything not in listed.output
-    assert shell.run("token", "make", "--worker", "--admin").exit_code == 2
-    assert shell.run("token", "make", "--worker").exit_code == 0
-    worker = json.loads(shell.run("token", "--json").stdout)["tokens"][-1]
+    assert shell.run("api-key", "make", "--worker", "--admin").exit_code == 2
+    assert shell.run("api-key", "make", "--worker").exit_code == 0
+    worker = json.loads(shell.run("api-key", "--json").stdout)["api_keys"][-1]
     assert (worker["user"], worker["worker"]) == (None, True)
-    assert shell.run("token", "revoke", worker["id"]).exit_code == 0
-    assert shell.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
-    assert len(json.loads(shell.run("token", "list", "--json").stdout)["tokens"]) == 1
-    assert shell.run("token", "revoke", "zzzz").exit_code == 3
-    where = shell.run("token", "first").stdout.strip()
+    assert shell.run("api-key", "revoke", worker["id"]).exit_code == 0
+    assert shell.run("api-key", "revoke", tokens[0]["id"][:6]).exit_code == 0
+    assert len(json.loads(shell.run("api-key", "list", "--json").stdout)["api_keys"]) == 1
+    assert shell.run("api-key", "revoke", "zzzz").exit_code == 3
+    where = shell.run("api-key", "first").stdout.strip()
     assert where == str(shell.home / "token")
 
 
 def test_the_first_token_is_named_where_no_other_can_be_revoked(shell: Shell) -> None:
-    where = shell.run("token", "first").stdout.strip()
-    refused = shell.run("token", "revoke", "zz")
+    where = shell.run("api-key", "first").stdout.strip()
+    refused = shell.run("api-key", "revoke", "zz")
     assert refused.exit_code == 3
     assert where in refused.stderr

@@ -48,9 +48,9 @@ def test_choosing_neither_records_nothing(learned: Shell) -> None:
         (["compare", "hello", "style@none"], 3),
         (["compare", "hello", "--layer", "styl"], 3),
         (["compare", "", "--json"], 2),
-        (["report", "--since", "yesterday"], 2),
-        (["report", "--since", "99999999999d"], 2),
-        (["report", "--since", "2999-01-01"], 2),
+        (["activity", "--since", "yesterday"], 2),
+        (["activity", "--since", "99999999999d"], 2),
+        (["activity", "--since", "2999-01-01"], 2),
     ],
 )
 def test_an_invalid_command_is_refused_and_changes_nothing(
@@ -65,19 +65,19 @@ def test_an_invalid_command_is_refused_and_changes_nothing(
 
 def test_the_activity_summary_covers_one_user_or_all(learned: Shell) -> None:
     learned.run("ask", "hello", "--user", "bob")
-    text = learned.run("report").stdout
+    text = learned.run("activity").stdout
     assert "personalpeft rollback style --to base --user ada" in text
-    (told,) = json.loads(learned.run("report", "--since", "7d", "--json").stdout)["users"]
+    (told,) = json.loads(learned.run("activity", "--since", "7d", "--json").stdout)["users"]
     assert (told["user"], len(told["reports"])) == ("ada", 1)
     assert (told["reports"][0]["verdict"], told["reports"][0]["probation"]) == ("promoted", True)
-    everyone = json.loads(learned.run("report", "--everyone", "--json").stdout)["users"]
+    everyone = json.loads(learned.run("activity", "--everyone", "--json").stdout)["users"]
     assert [each["user"] for each in everyone] == ["ada", "bob"]
-    assert json.loads(learned.run("report", "--everyone", "--since", "0m", "--json").stdout) == {
+    assert json.loads(learned.run("activity", "--everyone", "--since", "0m", "--json").stdout) == {
         "users": []
     }
-    assert json.loads(learned.run("report", "--since", "2026-01-01", "--json").stdout)["users"][0][
-        "turns"
-    ]
+    assert json.loads(learned.run("activity", "--since", "2026-01-01", "--json").stdout)["users"][
+        0
+    ]["turns"]
 
 
 def test_a_withdrawn_revision_is_reported_until_the_next_answer(learned: Shell) -> None:
@@ -92,7 +92,7 @@ def test_a_withdrawn_revision_is_reported_until_the_next_answer(learned: Shell) 
     assert revision["id"] not in learned.run("ask", "hello", "-q").stderr
     (layer,) = json.loads(learned.run("stack", "--json").stdout)["layers"]
     assert layer["head"] is None
-    (summary,) = json.loads(learned.run("report", "--json").stdout)["users"]
+    (summary,) = json.loads(learned.run("activity", "--json").stdout)["users"]
     assert "withdrawn" in [report["event"] for report in summary["reports"]]
 
 

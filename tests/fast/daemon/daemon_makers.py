@@ -197,7 +197,7 @@ class World:
 
     def pending(self, user: str = "ada") -> int:
         with personalpeft.open(self.home, base="fake", backend="fake") as runtime:
-            return len(runtime.user(user).pending().news)
+            return len(runtime.user(user).pending().triggers)
 
     def close(self) -> None:
         self.kill_daemon()

@@ -45,8 +45,8 @@ def waiting(
 ) -> Pending:
     """Return what waits to be learned of a user with so many lessons, the oldest ``since``."""
     kinds = [TriggerKind.LESSON] * lessons + [TriggerKind.UNFINISHED] * unfinished
-    news = tuple(TrainingTrigger(str(n), kind, "style", since) for n, kind in enumerate(kinds))
-    return Pending(user, news, {}, learned, seconds)
+    triggers = tuple(TrainingTrigger(str(n), kind, "style", since) for n, kind in enumerate(kinds))
+    return Pending(user, triggers, {}, learned, seconds)
 
 
 SETTINGS = Settings(zone="Europe/Berlin", learn_at="02:30")

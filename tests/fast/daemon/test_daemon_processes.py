@@ -312,14 +312,16 @@ def test_a_missing_home_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("observing", "learns"), [("kept", 0), ("learned", 1)])
+@pytest.mark.parametrize(("implicit", "learns"), [("kept", 0), ("learned", 1)])
 def test_implicit_feedback_is_learned_only_where_enabled(
-    home: Home, observing: str, learns: int
+    home: Home, implicit: str, learns: int
 ) -> None:
-    with personalpeft.open(home.path, base="fake", backend="fake", observing=observing) as runtime:
+    with personalpeft.open(
+        home.path, base="fake", backend="fake", implicit_feedback=implicit
+    ) as runtime:
         ada = runtime.user("ada")
         for number in range(9):
-            ada.observe(ada.chat(f"question {number}", temperature=0), "copied")
+            ada.record_implicit_feedback(ada.chat(f"question {number}", temperature=0), "copied")
     home.mark_idle()
     due, errors = wait_for_exit(home.spawn("daemon", "status", "--json"))
     assert ("ada" in str(json.loads(due)["due"])) == bool(learns), errors

@@ -69,7 +69,7 @@ def parse(arguments: list[str]) -> None:
         name, command, parent = str(found), resolved, context
 
 
-@pytest.mark.parametrize("arguments", ["learn --nope", "token nope", "teach one", "nope"])
+@pytest.mark.parametrize("arguments", ["learn --nope", "api-key nope", "teach one", "nope"])
 def test_a_command_missing_from_the_program_is_found(arguments: str) -> None:
     with pytest.raises(click.UsageError):
         parse(arguments.split())

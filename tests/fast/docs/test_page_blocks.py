@@ -227,7 +227,7 @@ def serve(home: Path) -> Iterator[dict[str, Any]]:
             "openai": openai,
             "anthropic": anthropic,
             "address": f"http://127.0.0.1:{server.port}",
-            "token": runtime.api_keys.admin_key_file.read_text().strip(),
+            "api_key": runtime.api_keys.admin_key_file.read_text().strip(),
         }
     finally:
         server.stop()

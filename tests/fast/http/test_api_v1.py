@@ -55,7 +55,7 @@ def ready(ada: Caller, runtime: Runtime) -> Caller:
 def wait_for_job(caller: Caller, job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(600):
         found: dict[str, Any] = caller.get(f"{ADA}/jobs/{job['id']}").get_json()
-        if found["ended"]:
+        if found["ended_at"]:
             return found
         time.sleep(0.02)
     raise AssertionError(found)
@@ -198,7 +198,7 @@ def test_an_unknown_address_is_an_error_with_a_hint(ada: Caller, method: str, st
     assert refused.get_json()["error"]["hint"]
 
 
-@pytest.mark.parametrize("path", ["turns", "conversations", "signals", "lessons"])
+@pytest.mark.parametrize("path", ["turns", "conversations", "signals", "signal-statuses"])
 def test_pages_continue_to_the_end(ready: Caller, path: str) -> None:
     whole = ready.get(f"{ADA}/{path}").get_json()
     assert whole["next"] is None
@@ -233,14 +233,14 @@ def test_the_command_line_prints_what_the_api_answers(
         return admin.get(f"{PREFIX}{path}").get_json()
 
     assert shown("why", turn) == answered(f"/users/ada/turns/{turn}/why")
-    assert shown("lessons")["lessons"] == answered("/users/ada/lessons")["items"]
+    assert shown("signals")["signals"] == answered("/users/ada/signal-statuses")["items"]
     assert shown("memory")["items"] == answered("/users/ada/items")["items"]
-    assert shown("stack")["pending"] == answered("/users/ada/pending")["news"]
+    assert shown("stack")["pending"] == answered("/users/ada/pending")["triggers"]
     assert shown("users") == {"users": (page := answered("/users"))["items"], "next": page["next"]}
-    (printed,), digest = shown("report")["users"], answered("/users/ada/digest")
-    period = {"since": digest["since"], "until": digest["until"]}
-    assert {**printed, **period} == digest
-    assert digest["undo"]
+    (printed,), activity = shown("activity")["users"], answered("/users/ada/activity")
+    period = {"since": activity["since"], "until": activity["until"]}
+    assert {**printed, **period} == activity
+    assert activity["undo"]
     for name in ("turns", "revisions"):
         # The command adds the feedback on a turn, and whether a revision is live.
         wanted = answered(f"/users/ada/{name}")["items"]
@@ -276,6 +276,34 @@ def test_a_failed_learn_reports_its_reason_in_the_job(ada: Caller, runtime: Runt
     runtime.user("ada")
     job = wait_for_job(ada, ada.post(f"{ADA}/learns", {"layer": "style"}).get_json())
     assert (job["state"], job["error"]["kind"], job["report"]) == ("failed", "NothingToLearn", None)
+
+
+def test_former_names_of_fields_are_sent_for_one_release(ready: Caller) -> None:
+    pending = ready.get(f"{ADA}/pending").get_json()
+    job = wait_for_job(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
+    assert (job["ended"], job["forgotten"]) == (job["ended_at"], job["forget_report"])
+    assert pending["news"] == pending["triggers"] != []
+    assert pending.keys() >= {"learned", "last_learned_at", "seconds", "mean_build_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"{PREFIX}/token", f"{PREFIX}/whoami"),
+        (f"{ADA}/lessons", f"{ADA}/signal-statuses"),
+        (f"{ADA}/learning", f"{ADA}/training-status"),
+        (f"{ADA}/digest?until=2026-01-01T00:00:00Z", f"{ADA}/activity?until=2026-01-01T00:00:00Z"),
+    ],
+)
+def test_former_paths_are_answered_for_one_release(ready: Caller, old: str, new: str) -> None:
+    assert ready.get(old).status_code == 200
+    assert ready.get(old).get_json() == ready.get(new).get_json()
+
+
+def test_former_path_and_field_of_implicit_feedback_work_for_one_release(ready: Caller) -> None:
+    for path, field in (("observe", "seen"), ("implicit-feedback", "event")):
+        answer = ready.post(f"{ADA}/turns/last/{path}", {field: "copied"})
+        assert answer.get_json() == {"signal": None}
 
 
 @pytest.mark.parametrize("name", ["max_memory_mb", "memory"])
@@ -366,7 +394,7 @@ def test_a_stack_file_is_cacheable_by_its_requester_only(admin: Caller, runtime:
         published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
     ) as folders:
         folders.put(stack)
-        answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+        answer = admin.get(f"{PREFIX}/published/{stack.digest}/adapter_model.safetensors")
     assert (answer.status_code, answer.data, answer.mimetype) == (
         200,
         b"tensors",
@@ -374,7 +402,7 @@ def test_a_stack_file_is_cacheable_by_its_requester_only(admin: Caller, runtime:
     )
     assert answer.headers["Content-Length"] == "7"
     assert answer.headers["Cache-Control"] == "private, max-age=31536000, immutable"
-    gone = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+    gone = admin.get(f"{PREFIX}/published/{stack.digest}/adapter_model.safetensors")
     assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
 
 
@@ -386,12 +414,12 @@ def test_a_workers_token_reads_stacks_and_nothing_else(admin: Caller, runtime: R
         published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
     ) as folders:
         folders.put(stack)
-        assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
+        assert worker.get(f"{PREFIX}/published/{stack.digest}/adapter_config.json").data == b"{}\n"
     for rule in admin.app.url_map.iter_rules():
         path = re.sub("<[^>]*>", "ada", rule.rule)
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             anonymous = replace(admin, secret=None).ask(method, path).status_code
-            if anonymous == 401 and "/served/" not in path:
+            if anonymous == 401 and not re.search("/(published|served)/", path):
                 assert worker.ask(method, path).status_code == 403, (method, path)
 
 

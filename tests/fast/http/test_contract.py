@@ -410,9 +410,9 @@ def test_the_source_of_a_signal_is_recorded(ada: Any, library_user: User) -> Non
 
 def test_implicit_feedback_is_recorded_only_where_enabled(ada: Any) -> None:
     reply = ada.chat("Hello")
-    assert ada.observe(reply, "copied") is None
+    assert ada.record_implicit_feedback(reply, "copied") is None
     with pytest.raises(InvalidInput):
-        ada.observe(reply, "frowned")
+        ada.record_implicit_feedback(reply, "frowned")
 
 
 def test_feedback_excluded_from_training_is_listed_and_consent_can_be_withdrawn(
@@ -425,7 +425,7 @@ def test_feedback_excluded_from_training_is_listed_and_consent_can_be_withdrawn(
         ada.remember("I live in Oslo.", train=False),
         ada.teach("Write to Cy.", "Dear Cy"),
     ]
-    assert ada.observe(reply, "copied", train=False) is None
+    assert ada.record_implicit_feedback(reply, "copied", train=False) is None
     code = ReasonCode.TRAINING_FORBIDDEN
     assert [
         each.signal.id for each in ada.signal_statuses() if each.reason.code is code
@@ -534,7 +534,7 @@ def test_pending_signals_are_counted_and_probations_are_reviewed(
 ) -> None:
     correct(ada)
     assert ada.pending() == library_user.pending()
-    assert ada.pending().news
+    assert ada.pending().triggers
     ada.learn()
     assert ada.pending() == library_user.pending()
     assert ada.review() == ()

@@ -80,7 +80,7 @@ def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: LocalSe
                 begin(site, caller, path, "pp_wrong", announced)
                 status, response = answer(caller)
                 assert status == 401
-                assert "token" in response
+                assert "API key" in response
                 assert "application/json" in response
                 assert not caller.recv(100)
 

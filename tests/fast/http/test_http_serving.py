@@ -279,7 +279,7 @@ def test_event_streams_leave_capacity_and_are_limited_per_token(
         assert [follow(secret).status for secret in secrets[1:]] == [200, 429, 429]
         # Its capacity is free once the last byte of the response was sent.
         wait_for(
-            lambda: ask(site, "/api/v1/token", Authorization=f"Bearer {secrets[0]}").status == 200
+            lambda: ask(site, "/api/v1/whoami", Authorization=f"Bearer {secrets[0]}").status == 200
         )
         wait_for(lambda: site.limiter.in_use == 2)  # The two streams that are open.
         # A learn continues for a client that finds no free event stream.

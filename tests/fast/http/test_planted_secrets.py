@@ -213,7 +213,7 @@ COMMANDS = (
     "rollback style",
     "rollback style --to {revision}",
     "publish --to {folder}/published",
-    "token list",
+    "api-key list",
     "backup {folder}/copies",
     "gc",
     "path",
@@ -252,7 +252,17 @@ FAILING = {
     "verify-certificate {folder}/ada.personal": "",
 }
 # They print words: that is what they are for. Or they run until they are stopped.
-PRINT_WORDS = {"chat", "compare", "learn", "lessons", "memory", "report", "retract", "turns", "why"}
+PRINT_WORDS = {
+    "chat",
+    "compare",
+    "learn",
+    "memory",
+    "activity",
+    "retract",
+    "signals",
+    "turns",
+    "why",
+}
 RUN_ON = {"bench", "demo", "serve", "tui"}
 
 

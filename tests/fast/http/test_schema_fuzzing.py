@@ -237,7 +237,7 @@ CLIENTS = _document(
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     """A home in which Ada has a style layer to weigh, roll back and compare, and Eve lessons."""
     with personalpeft.open(
-        tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", observing="kept"
+        tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", implicit_feedback="kept"
     ) as opened:
         for name in ("ada", "eve"):
             user = opened.user(name)
@@ -268,7 +268,7 @@ def _ended_jobs(admin: Caller) -> list[dict[str, Any]]:
     end = time.monotonic() + 60
     while True:
         jobs: list[dict[str, Any]] = admin.get(f"{PREFIX}/jobs?limit=1000").get_json()["items"]
-        if time.monotonic() > end or all(job["ended"] for job in jobs):
+        if time.monotonic() > end or all(job["ended_at"] for job in jobs):
             return jobs
         time.sleep(0.1)
 

@@ -128,8 +128,9 @@ def test_lessons_without_capacity_are_listed_in_report_and_signal_statuses(
             source.signal for source in report.sources if source.use_code is SignalUse.NO_CAPACITY
         } == set(out)
         assert trained_on(ada) | pinned(ada) == set(edits) - set(out)
-        assert report.room["tokens"] <= report.room["most"] < report.room["parameters"]
-        assert f"{report.room['most']:,} tokens" in str(report)
+        assert report.capacity["tokens"] <= report.capacity["max_tokens"]
+        assert report.capacity["max_tokens"] < report.capacity["parameters"]
+        assert f"{report.capacity['max_tokens']:,} tokens" in str(report)
         # Held-out lessons take no room, so an older lesson may come in.
         ada.learn()
         assert {

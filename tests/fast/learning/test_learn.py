@@ -329,7 +329,7 @@ def test_rollback_during_a_learn_takes_precedence(fake_ada: User) -> None:
     assert [each.code for each in report.reasons] == [ReasonCode.HEAD_MOVED]
     assert fake_ada.stack().entries == ()
     assert len(fake_ada.revisions()) == count
-    assert {news.key for news in fake_ada.pending().news} == set(more)
+    assert {trigger.key for trigger in fake_ada.pending().triggers} == set(more)
     assert fake_ada.learn().live
 
 

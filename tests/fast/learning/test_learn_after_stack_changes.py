@@ -143,11 +143,11 @@ def test_memory_is_built_over_the_layers_that_answer_with_it(ada: User) -> None:
     assert [entry.layer for entry in built["memory"].below] == ["style"]
 
     ada.scope("skill.email", "always")
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+    assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack below changed", "memory")
     ]
     ada.scope("skill.email", "near")
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> None:
@@ -160,7 +160,7 @@ def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> No
     built = ada.revisions("memory")[-1]
     assert built.below == ()
     ada.scope("style", "always")
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+    assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack below changed", "memory")
     ]
 

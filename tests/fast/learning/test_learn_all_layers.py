@@ -201,7 +201,7 @@ def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
     tried = layered.learn("skill.email")
     assert (tried.live, tried.reasons) == (False, (checked(0, 4), text_reason("it is worse")))
     assert heads(layered) == {"skill.email": old}
-    assert layered.pending().news == ()
+    assert layered.pending().triggers == ()
 
     monkeypatch.setattr(gate, "judge", judge)
     teach(layered, 2, first=20)

@@ -101,7 +101,7 @@ def test_a_learn_elsewhere_leaves_what_a_learn_at_home_leaves(
         here, there = learn_in_both()
         assert [each.layer for each in (there, *there.above)] == ["style", "skill.email"]
     assert runtime.verify() == node.verify() == ()
-    assert not ada.pending().news
+    assert not ada.pending().triggers
 
 
 @pytest.mark.exhaustive
@@ -172,7 +172,7 @@ def test_what_the_user_says_meanwhile_stays_for_the_next_learn(node: Runtime, ad
     result = learn_there(node, ada)
     (edit,) = correct(ada, 1, first=50)
     assert ada.apply_learn(result).live
-    assert [each.key for each in ada.pending().news] == [edit]
+    assert [each.key for each in ada.pending().triggers] == [edit]
     assert ada.learn().revision != ada.history()[0].after
 
 

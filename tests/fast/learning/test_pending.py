@@ -11,11 +11,12 @@ from personalpeft import Runtime, User
 from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import ReasonCode, text_reason
+from personalpeft.learning.status import Pending
 from personalpeft.types import Verdict
 
 
 def keys(user: User, kind: str = "lesson") -> list[str]:
-    return [news.key for news in user.pending().news if news.kind == kind]
+    return [trigger.key for trigger in user.pending().triggers if trigger.kind == kind]
 
 
 def tell(ada: User, animal: str, name: str) -> str:
@@ -25,8 +26,7 @@ def tell(ada: User, animal: str, name: str) -> str:
 
 
 def test_user_without_signals_has_nothing_pending(ada: User) -> None:
-    pending = ada.pending()
-    assert (pending.news, pending.too_few, pending.learned, pending.seconds) == ((), {}, None, None)
+    assert ada.pending() == Pending("ada")
 
 
 def test_lessons_are_pending_until_a_learn_considered_them(ada: User) -> None:
@@ -34,8 +34,8 @@ def test_lessons_are_pending_until_a_learn_considered_them(ada: User) -> None:
     assert keys(ada) == edits
     report = ada.learn()
     pending = ada.pending()
-    assert (pending.news, pending.learned) == ((), report.at)
-    assert pending.seconds is not None
+    assert (pending.triggers, pending.last_learned_at) == ((), report.at)
+    assert pending.mean_build_seconds is not None
     assert keys(ada) == []
     more = correct(ada, 1, first=10)
     assert keys(ada) == more
@@ -45,7 +45,7 @@ def test_too_few_lessons_for_a_first_learn_are_not_pending(
     ada: User,
 ) -> None:
     edits = correct(ada, 3)
-    assert (ada.pending().news, ada.pending().too_few) == ((), {"style": 3})
+    assert (ada.pending().triggers, ada.pending().too_few) == ((), {"style": 3})
     ada.learn()
     edits += correct(ada, 1, first=10)
     assert keys(ada) == edits
@@ -60,7 +60,7 @@ def test_what_waits_is_counted_and_named_without_what_was_tried(ada: User) -> No
     edits = correct(ada, 3, first=10)
     pending = ada.pending()
     assert pending.lessons == 6
-    assert pending.since == min(each.at for each in pending.news if each.at)
+    assert pending.since == min(each.at for each in pending.triggers if each.at)
     assert pending.without(edits).lessons == 3
 
 
@@ -72,7 +72,7 @@ def test_refused_learn_is_not_pending_again(ada: User, monkeypatch: pytest.Monke
         lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     assert ada.learn().verdict == Verdict.REFUSED
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_learn_ended_by_its_budget_is_pending_until_done(ada: User) -> None:
@@ -85,7 +85,7 @@ def test_learn_ended_by_its_budget_is_pending_until_done(ada: User) -> None:
         assert keys(ada) == []
     assert len(seen) == 3
     ada.learn()
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_layer_above_a_rollback_is_pending_until_revalidated(
@@ -96,15 +96,15 @@ def test_layer_above_a_rollback_is_pending_until_revalidated(
     ada.remember(
         "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
     )
-    (fact,) = ada.pending().news
+    (fact,) = ada.pending().triggers
     assert (fact.kind, fact.layer) == ("lesson", "memory")
     ada.learn()
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     ada.rollback("style", None)
-    (below,) = ada.pending().news
+    (below,) = ada.pending().triggers
     assert (below.kind, below.layer) == ("stack below changed", "memory")
     ada.learn()
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
@@ -117,9 +117,11 @@ def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
     ada.learn(steps=2)
     correct(ada, 6, first=20)
     ada.learn("style")
-    assert "unfinished" in {news.kind for news in ada.pending().news if news.layer == "memory"}
+    assert "unfinished" in {
+        trigger.kind for trigger in ada.pending().triggers if trigger.layer == "memory"
+    }
     ada.learn()
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 @pytest.mark.exhaustive
@@ -134,17 +136,17 @@ def test_imported_layer_is_pending_once_and_stays(
     correct(ada, 6)
     ada.learn()
     ada.import_peft(folder, layer="skill.email")
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     given = ada.layers()[-1].head
     correct(ada, 6, first=20)
     reports = ada.learn()
     assert reports.above[0].reasons[0].code is ReasonCode.NO_HOLDOUT
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     # One demonstration is trained on top of the imported revision.
     ada.teach("write mail 10", "Dear Sir, mail 10. Yours.", skill="email")
     ada.learn()
     assert ada.revisions("skill.email")[-1].parent == given
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert [report["layer"] for report in ada.reports()] == [
         "style",
         "style",
@@ -174,11 +176,11 @@ def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     tell(ada, "horse", "Bella")
     ada.learn(accept=True)
     ada.rollback("style", first)
-    assert [(news.kind, news.layer) for news in ada.pending().news] == [
+    assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack below changed", "memory")
     ]
     ada.learn()
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_fact_that_helped_often_enough_is_pending_after_an_earlier_learn(

@@ -628,9 +628,12 @@ def test_practiced_skill_is_built_on_the_style_and_leaves_it_unchanged(ada: User
 
 
 def test_held_out_implicit_feedback_is_a_retention_item_of_practice(home: Path) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
-        seen = {ada.observe(ask(ada, f"thing {number}"), "copied") for number in range(8)}
+        seen = {
+            ada.record_implicit_feedback(ask(ada, f"thing {number}"), "copied")
+            for number in range(8)
+        }
         assert ada.learn().live
         held = {
             signal

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from personalpeft.former_names import rename_report
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, SignalUse, reason
 from personalpeft.learning.report import Example, LearnReport, SignalUsage, excerpt, from_json
 
@@ -122,9 +123,22 @@ def test_json_has_everything_that_the_text_has() -> None:
         "Why do we dream?",
     )
     assert all(word in text for word in words)
-    views = {"live", "verdict", "reason", "dry_run", "moved", "event", "before"}
+    views = {"live", "verdict", "reason", "dry_run", "moved", "event", "before", "room"}
     assert set(data) == {*LearnReport.__dataclass_fields__, *views}
     assert from_json(json.loads(text)) == REPORT
+
+
+def test_former_names_of_a_reports_capacity_are_read_and_sent_for_one_release() -> None:
+    room = {"parameters": 800, "tokens": 3, "most": 8, "advised": 1}
+    stored = {key: each for key, each in REPORT.as_json().items() if key != "capacity"}
+    report = from_json(rename_report({**stored, "room": room}))
+    assert report.capacity == {
+        "parameters": 800,
+        "tokens": 3,
+        "max_tokens": 8,
+        "recommended_tokens": 1,
+    }
+    assert report.as_json()["room"] == report.room == room
 
 
 def test_only_a_live_revision_has_an_undo_command() -> None:

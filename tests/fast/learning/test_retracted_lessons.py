@@ -46,7 +46,7 @@ def signals_of(ada: User, layer: str) -> set[str]:
 
 
 def due(ada: User) -> list[tuple[str, str]]:
-    return [(news.kind, news.layer) for news in ada.pending().news]
+    return [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers]
 
 
 def refuse_all(patch: pytest.MonkeyPatch) -> None:

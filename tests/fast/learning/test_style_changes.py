@@ -174,7 +174,7 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
     )
     ada.learn()
     assert status_of(ada, old[0]).use_code is SignalUse.UNUSED
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     with pytest.raises(NothingToLearn) as nothing:
         ada.learn()
     assert nothing.value.cause is NothingCause.NOT_LIVE

@@ -34,7 +34,17 @@ from personalpeft import (
 from personalpeft.former_names import rename_recipe, rename_report, rename_scores
 from personalpeft.types import Message
 
-_STORED_KEYS = ["practice", "scores", "above", "event", "target", "text_quality", "sense", "rl"]
+_STORED_KEYS = [
+    "practice",
+    "scores",
+    "above",
+    "event",
+    "target",
+    "text_quality",
+    "sense",
+    "rl",
+    "room",
+]
 some = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -316,7 +326,7 @@ def test_feedback_on_another_users_turn_is_refused(sample_home: SampleHome) -> N
         (lambda ada: ada.rollback("style", 5), "must be a string, got 5"),
         (lambda ada: ada.compare("x", None), "must be a string, got None"),
         (lambda ada: ada.scope(5, "near"), "must be a string, got 5"),
-        (lambda ada: ada.observe("last", []), "seen"),
+        (lambda ada: ada.record_implicit_feedback("last", []), "event"),
         (lambda ada: ada.compare("Hello there").choose([]), "[]"),
     ],
 )
@@ -469,7 +479,7 @@ def test_looking_up_an_unknown_user_does_not_create_it(sample_home: SampleHome) 
         ({"serving": {"max_batch": 2}}, InvalidInput, "serving"),
         ({"progress": 5}, InvalidInput, "progress"),
         ({"train": "no"}, InvalidInput, "train"),
-        ({"observing": "on"}, InvalidInput, "observing"),
+        ({"implicit_feedback": "on"}, InvalidInput, "implicit_feedback"),
     ],
 )
 def test_refused_open_creates_no_home(

@@ -56,7 +56,7 @@ def test_signal_without_consent_is_listed_so_and_in_no_build(ada: User, kind: Si
     kept = [GIVE[kind](ada, number, train=False) for number in range(6)]
     assert without_consent(ada) == set(kept)
     assert {each.place for each in ada.signal_statuses()} == {PLACES.get(kind, Placement.UNUSED)}
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert ada.pending().too_few == {}
     with pytest.raises(NothingToLearn):
         ada.learn()
@@ -79,12 +79,12 @@ def test_withdrawn_consent_is_unlearned_by_the_next_learn(ada: User, kind: Signa
     # The signal stays in the ledger and in the prompt.
     assert [each.id for each in ada.signals()] == [each.id for each in before]
     assert ada.items() == items
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     assert ada.learn().reasons[0].code is ReasonCode.LESSONS_RETRACTED
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
     assert gone not in live.signals
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert verify(ada._services.store) == ()
 
 
@@ -93,7 +93,7 @@ def test_held_out_signal_judges_no_more_after_consent_is_withdrawn(ada: User) ->
     ada.learn()
     held = min(pinned(ada))
     ada.retract(held, training_only=True)
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     assert statuses(ada)[held].use_code is SignalUse.UNUSED
     correct(ada, 4, first=20)
     ada.learn()
@@ -127,17 +127,17 @@ def test_consent_can_be_given_again(ada: User) -> None:
 
 
 def test_runtime_can_record_signals_without_consent(home: Path) -> None:
-    with open_runtime(home, train=False, observing="learned") as runtime:
+    with open_runtime(home, train=False, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
         fact = ada.remember("My dog is called Biscuit.", **DOG)
         signals = [
             *correct(ada, 6),
             ada.teach("Write to Bo.", "Dear Bo", skill="email"),
-            ada.observe(ask(ada, "a"), "copied"),
+            ada.record_implicit_feedback(ask(ada, "a"), "copied"),
             ada.edit_item(fact, "My dog is called Crumpet.", answer="Crumpet").id,
         ]
         assert without_consent(ada) == set(signals)
-        assert ada.pending().news == ()
+        assert ada.pending().triggers == ()
         allowed = ada.teach("Write to Cy.", "Dear Cy", train=True)
         assert statuses(ada)[allowed].place is Placement.LAYER
     # Another process on the home treats them alike.
@@ -146,28 +146,28 @@ def test_runtime_can_record_signals_without_consent(home: Path) -> None:
 
 
 def test_implicit_feedback_trains_only_with_consent_of_app_and_caller(home: Path) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
-        withheld = ada.observe(ask(ada, "a"), "copied", train=False)
-        learned = ada.observe(ask(ada, "b"), "copied")
+        withheld = ada.record_implicit_feedback(ask(ada, "a"), "copied", train=False)
+        learned = ada.record_implicit_feedback(ask(ada, "b"), "copied")
         assert without_consent(ada) == {withheld}
         assert statuses(ada)[str(learned)].place is Placement.LAYER
         ada.retract(str(learned), training_only=True)
         assert without_consent(ada) == {withheld, learned}
-    with open_runtime(home, observing="kept") as runtime:
+    with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
-        kept = ada.observe(ask(ada, "c"), "copied", train=True)
+        kept = ada.record_implicit_feedback(ask(ada, "c"), "copied", train=True)
         assert statuses(ada)[str(kept)].reason.code is ReasonCode.NOT_USER_ACT
 
 
 def test_implicit_feedback_never_counts_against_a_user_signal_without_consent(
     home: Path,
 ) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
         reply = ask(ada)
         ada.feedback(reply, rating=-1, train=False)
-        seen = ada.observe(reply, "copied")
+        seen = ada.record_implicit_feedback(reply, "copied")
         assert statuses(ada)[str(seen)].place is Placement.UNUSED
 
 
@@ -215,7 +215,7 @@ def test_superseding_without_consent_unlearns_the_earlier_signal(
     ada.learn()
     turn = next(s.turn for s in ada.signals() if s.id in trained_on(ada) - pinned(ada))
     ada.feedback(str(turn), edit="Not so.", train=False)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
 
 
 def test_signal_without_consent_settles_no_conflict_of_lessons(ada: User) -> None:
@@ -278,7 +278,7 @@ def test_likes_are_unlearned_where_consent_is_withdrawn_from_their_fact(
     assert all(fact in turn.used for turn in ada.turns())
     ada.learn()
     ada.retract(fact, training_only=True)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [fact]
@@ -318,7 +318,10 @@ WRONG: dict[str, tuple[Callable[[User, dict[str, str]], Any], type[Exception]]] 
     "a word": (lambda ada, s: ada.feedback("last", rating=1, train="no"), InvalidInput),
     "a number": (lambda ada, s: ada.teach("a", "b", train=0), InvalidInput),
     "a list": (lambda ada, s: ada.remember("a", train=[]), InvalidInput),
-    "of what was seen": (lambda ada, s: ada.observe("last", "copied", train="no"), InvalidInput),
+    "of what was seen": (
+        lambda ada, s: ada.record_implicit_feedback("last", "copied", train="no"),
+        InvalidInput,
+    ),
     "withdrawn before": (lambda ada, s: ada.retract(s["off"], training_only=True), NotFound),
     "one of two withdrawn": (
         lambda ada, s: ada.retract(s["on"], s["off"], training_only=True),
@@ -349,7 +352,7 @@ def test_invalid_consent_setting_of_the_runtime_is_refused(tmp_path: Path) -> No
 
 
 def test_consent_can_be_set_once_for_a_user(home: Path) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada, bob = runtime.user("ada"), runtime.user("bob")
         before = correct(ada, 2)
         assert ada.summary().training
@@ -357,7 +360,7 @@ def test_consent_can_be_set_once_for_a_user(home: Path) -> None:
         withheld = {
             *correct(ada, 2, first=20),
             ada.remember("My dog is called Biscuit."),
-            ada.observe(ask(ada, "a"), "copied"),
+            ada.record_implicit_feedback(ask(ada, "a"), "copied"),
         }
         withheld.add(ada.edit_item(ada.items()[0].id, "My dog is called Crumpet.").id)
         assert without_consent(ada) == withheld & {each.id for each in ada.signals()}

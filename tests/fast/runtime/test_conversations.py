@@ -31,7 +31,7 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 @pytest.fixture
 def observed_runtime(tmp_path: Path) -> Iterator[Runtime]:
-    with open_runtime(tmp_path / "observed", observing="kept") as runtime:
+    with open_runtime(tmp_path / "observed", implicit_feedback="kept") as runtime:
         yield runtime
 
 
@@ -95,7 +95,7 @@ def test_conversation_has_the_users_own_current_feedback_of_each_turn(
     ada = observed_runtime.user("ada")
     first = ada.chat("hello")
     second = ada.chat("and then?", conversation_id=first.conversation_id)
-    ada.observe(first, "copied")
+    ada.record_implicit_feedback(first, "copied")
     ada.feedback(first, rating=-1, source="judge")
     assert ada.conversation(first.conversation_id or "").feedback == {}
     for rating in (1, -1):

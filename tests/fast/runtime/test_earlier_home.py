@@ -141,7 +141,7 @@ def describe(user: User, since: datetime, until: datetime) -> dict[str, Any]:
             len(digest.moves),
             dict(digest.live),
         ],
-        "pending": [sorted([n.kind, n.layer] for n in pending.news), dict(pending.too_few)],
+        "pending": [sorted([n.kind, n.layer] for n in pending.triggers), dict(pending.too_few)],
         "replies": [reply_without_items(user, prompt) for prompt in PROMPTS],
     }
 

@@ -163,10 +163,10 @@ def test_dry_run_reports_the_same_and_changes_nothing(
     with home_unchanged(home):
         dry = ada.forget(item, dry_run=True)
     done = ada.forget(item, rebuild=False)
-    assert (dry.signals, dry.revisions, dry.emptied) == (
+    assert (dry.signals, dry.revisions, dry.emptied_replies) == (
         done.signals,
         done.revisions,
-        done.emptied,
+        done.emptied_replies,
     )
 
 
@@ -175,7 +175,7 @@ def test_forgetting_without_rebuild_leaves_the_build_to_the_next_learn(
 ) -> None:
     ada, item = learned
     report = ada.forget(item, rebuild=False)
-    assert set(report.waiting) == {"style", "skill.email", "memory"}
+    assert set(report.not_rebuilt) == {"style", "skill.email", "memory"}
     assert ada.stack().entries == ()
     ada.learn()
     assert [entry.layer for entry in ada.stack().entries] == ["style", "skill.email", "memory"]
@@ -187,7 +187,7 @@ def test_layer_without_lessons_returns_to_the_base(ada: User) -> None:
     )
     assert ada.learn().live
     report = ada.forget(item)
-    assert (report.heads, dict(report.waiting)) == (
+    assert (report.heads, dict(report.not_rebuilt)) == (
         {"memory": None},
         {"memory": "no lesson for it is left"},
     )
@@ -205,7 +205,7 @@ def test_cancelled_rebuild_leaves_nothing_of_the_item_live(
     report = ada.forget(
         item, progress=lambda stage, done: seen.append(stage), cancelled=lambda: "Learning" in seen
     )
-    assert report.waiting
+    assert report.not_rebuilt
     assert holds(home) == []
     ada.learn()
     assert {entry.layer for entry in ada.stack().entries} == {"style", "skill.email", "memory"}
@@ -231,7 +231,7 @@ def test_turn_is_erased_with_its_signals_and_from_the_conversations_that_contain
     other = ask(ada, "What is two and two?")
     report = ada.forget(first)
     assert report.turns == (first.turn_id,)
-    assert set(report.emptied) == {second.turn_id, third.turn_id}
+    assert set(report.emptied_replies) == {second.turn_id, third.turn_id}
     assert holds(home) == []
     assert [
         (turn.messages[-1].content, len(turn.messages), bool(turn.reply)) for turn in ada.turns()
@@ -254,7 +254,7 @@ def test_replies_with_the_fact_in_their_prompt_are_emptied(home: Path, ada: User
     ask(ada, "What is two and two?", memory=False)
     report = ada.forget(fact)
     assert set(report.signals) == {fact, quoting}
-    assert report.emptied == (reply.turn_id,)
+    assert report.emptied_replies == (reply.turn_id,)
     assert (ada.turn(reply).reply, ada.turn(reply).used) == ("", ())
     assert holds(home) == []
 
@@ -276,7 +276,7 @@ def test_others_write_while_a_forget_is_planned_and_it_covers_what_was_said_mean
 
     monkeypatch.setattr(erasure, "plan_erasure", plan_slowly)
     report = ada.forget(fact)
-    assert report.emptied == tuple(meanwhile)
+    assert report.emptied_replies == tuple(meanwhile)
     assert not holds(home)
 
 
@@ -370,7 +370,7 @@ def test_rule_is_erased_and_replies_that_do_not_quote_it_stay(home: Path, ada: U
     rule = ada.feedback(ask(ada), comment=f"Call me {SECRET}.")
     reply = ask(ada, "Good morning")
     report = ada.forget(rule)
-    assert (report.signals, report.emptied) == ((rule,), ())
+    assert (report.signals, report.emptied_replies) == ((rule,), ())
     assert ada.turn(reply).reply == reply.text
     assert holds(home) == []
 
@@ -388,7 +388,7 @@ def test_same_text_in_another_turn_stays_and_is_reported(ada: User) -> None:
     mention = ask(ada, f"By the way, my dog is called {SECRET}.")
     fact = ada.remember(f"My dog is called {SECRET}.")
     report = ada.forget(fact)
-    assert [each.id for each in report.stands] == [mention.turn_id]
+    assert [each.id for each in report.remaining_mentions] == [mention.turn_id]
     assert mention.turn_id in str(report)
 
 

@@ -146,7 +146,7 @@ def test_reply_that_repeats_a_forgotten_text_is_emptied_and_another_stays(
     assert ada.learn("style", accept=True).live
     revealing, harmless = add_reply(ada, reveals), add_reply(ada, stays)
     report = ada.forget(item, rebuild=False)
-    assert revealing in report.emptied
+    assert revealing in report.emptied_replies
     assert ada.turn(revealing).reply == ""
     assert ada.turn(harmless).reply == stays
     text = secret.encode()
@@ -157,5 +157,5 @@ def test_mention_with_other_line_breaks_and_marks_is_reported(ada: User) -> None
     mention = ask(ada, "ねえ、私の犬は\nビスケット、です。")
     other = ask(ada, "私の犬はここです。")
     report = ada.forget(ada.remember("私の犬はビスケットです。"))
-    assert [each.id for each in report.stands] == [mention.turn_id]
+    assert [each.id for each in report.remaining_mentions] == [mention.turn_id]
     assert ada.turn(other).reply

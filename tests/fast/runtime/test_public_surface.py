@@ -6,8 +6,10 @@ import builtins
 import inspect
 import subprocess
 import sys
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import python_environment
@@ -15,6 +17,7 @@ from runtime_makers import python_environment
 import personalpeft
 from personalpeft import errors
 from personalpeft.backends.vllm.transport import Unreachable
+from personalpeft.erasure import ForgetReport
 from personalpeft.errors import (
     ERROR_CODES,
     PersonalPeftError,
@@ -99,10 +102,10 @@ METHODS = [
     "items",
     "layers",
     "learn",
-    "observe",
     "pending",
     "practice",
     "propose_peft",
+    "record_implicit_feedback",
     "remember",
     "reports",
     "retract",
@@ -176,16 +179,30 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
             (ada, "weigh", "set_weight"),
             (runtime, "tokens", "api_keys"),
             (personalpeft, "Why", "Provenance"),
+            (ada.pending(), "news", "triggers"),
+            (ForgetReport("ada", "s_1", datetime.now(UTC), 0.0), "stands", "remaining_mentions"),
         ):
             with pytest.warns(DeprecationWarning, match=new):
                 assert getattr(owner, old) == getattr(owner, new)
         assert not hasattr(ada, "nonsense")
+        reply = ada.chat("Hello", temperature=0)
+        with pytest.warns(DeprecationWarning, match="record_implicit_feedback"):
+            assert ada.observe(reply, seen="copied") is None  # type: ignore[attr-defined]
         for learn in (ada.learn, partial(runtime.learn_many, ["ada"])):
             with (
                 pytest.warns(DeprecationWarning, match="max_memory_mb"),
                 pytest.raises(personalpeft.InvalidInput),
             ):
                 learn(memory=-1)
+
+
+def test_deprecated_option_of_open_works_for_one_release_and_warns(tmp_path: Path) -> None:
+    old: dict[str, Any] = {"observing": "kept"}
+    with pytest.warns(DeprecationWarning, match="implicit_feedback"):
+        opened = personalpeft.open(tmp_path / "home", backend="fake", **old)
+    with opened as runtime:
+        ada = runtime.user("ada")
+        assert ada.record_implicit_feedback(ada.chat("Hello", temperature=0), "copied")
 
 
 def test_help_of_chat_names_each_option() -> None:

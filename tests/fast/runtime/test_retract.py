@@ -62,16 +62,16 @@ def test_retracted_lesson_is_unlearned_by_the_next_learn(ada: User, kind: Signal
         SAY[kind](ada, number)
     ada.learn()
     retracted_id = min(trained_on(ada) - pinned(ada))
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     ada.retract(retracted_id)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     report = ada.learn()
     assert report.reasons[0] == reason(ReasonCode.LESSONS_RETRACTED, count=1)
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
     assert live.parent is None
     assert retracted_id not in live.signals
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
 
 
 def test_retracted_held_out_signal_judges_no_more(ada: User) -> None:
@@ -80,7 +80,7 @@ def test_retracted_held_out_signal_judges_no_more(ada: User) -> None:
     held = min(pinned(ada))
     ada.retract(held)
     # The signal was never trained on, so nothing is unlearned.
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     correct(ada, 4, first=20)
     ada.learn()
     assert held not in ada.revisions()[-1].signals
@@ -125,9 +125,9 @@ def test_signal_that_only_yielded_to_a_retracted_one_counts_again(ada: User) -> 
 
 
 def test_signal_of_an_app_can_be_retracted(home: Path) -> None:
-    with open_runtime(home, observing="kept") as runtime:
+    with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
-        seen = ada.observe(ask(ada), "copied")
+        seen = ada.record_implicit_feedback(ask(ada), "copied")
         judged = ada.feedback("last", edit="Nine minutes.", source="judge")
         ada.retract(str(seen), judged)
         assert ada.signals() == ()
@@ -139,9 +139,9 @@ def test_signal_retracted_by_the_user_is_unlearned_though_an_app_repeats_it(ada:
     theirs = ada.remember(
         "My dog is Biscuit.", questions=["What is my dog called?"], answer="Biscuit", source="crm"
     )
-    assert ada.pending().news == ()
+    assert ada.pending().triggers == ()
     ada.retract(by_user)
-    assert [news.kind for news in ada.pending().news] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [theirs]

@@ -127,23 +127,25 @@ def test_later_edit_of_a_request_supersedes_the_older_and_stays_held_out(
 def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> None:
     reply = ask(ada)
     with home_unchanged(home):
-        assert [ada.observe(reply, seen) for seen in IMPLICIT_RATINGS] == [None] * 4
+        assert [ada.record_implicit_feedback(reply, seen) for seen in IMPLICIT_RATINGS] == [
+            None
+        ] * 4
         with pytest.raises(InvalidInput):
-            ada.observe(reply, "sighed")
+            ada.record_implicit_feedback(reply, "sighed")
         with pytest.raises(NotFound):
-            ada.observe("t_nothing", "copied")
-    with pytest.raises(InvalidInput), open_runtime(home, observing="yes"):
+            ada.record_implicit_feedback("t_nothing", "copied")
+    with pytest.raises(InvalidInput), open_runtime(home, implicit_feedback="yes"):
         pass
 
 
 def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
     home: Path,
 ) -> None:
-    with open_runtime(home, observing="kept") as runtime:
+    with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         kept = {
-            ada.observe(ask(ada, f"{seen} {n}"), seen): seen
+            ada.record_implicit_feedback(ask(ada, f"{seen} {n}"), seen): seen
             for seen in IMPLICIT_RATINGS
             for n in range(4)
         }
@@ -158,26 +160,26 @@ def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
 
 
 def test_app_may_train_implicit_feedback_as_weak_ratings(home: Path) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
         correct(ada, 4)
-        copied = [ada.observe(ask(ada, f"thing {n}"), "copied") for n in range(4)]
+        copied = [ada.record_implicit_feedback(ask(ada, f"thing {n}"), "copied") for n in range(4)]
         ada.learn()
         assert set(copied) <= trained_on(ada) | pinned(ada)
 
 
 def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: Path) -> None:
-    with open_runtime(home, observing="learned") as runtime:
+    with open_runtime(home, implicit_feedback="learned") as runtime:
         ada = runtime.user("ada")
         for number in range(6):
-            ada.observe(ask(ada, f"thing {number}"), "copied")
+            ada.record_implicit_feedback(ask(ada, f"thing {number}"), "copied")
         assert ada.learn().live
         statuses = ada.signal_statuses()
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         assert ada.signal_statuses() == statuses
         assert {status.use for status in statuses} == {"trained on", "held out to judge"}
-        assert ada.pending().news == ()
+        assert ada.pending().triggers == ()
         with pytest.raises(NothingToLearn):
             ada.learn()
         # The new lessons are trained on top of it.
@@ -264,11 +266,11 @@ ACTS = st.lists(
 
 
 @examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(acts=ACTS, observing=st.sampled_from(["kept", "learned"]))
+@given(acts=ACTS, implicit=st.sampled_from(["kept", "learned"]))
 def test_each_signal_has_one_status_and_no_held_out_signal_is_trained(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], observing: str
+    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], implicit: str
 ) -> None:
-    with open_runtime(tmp_path_factory.mktemp("home"), observing=observing) as runtime:
+    with open_runtime(tmp_path_factory.mktemp("home"), implicit_feedback=implicit) as runtime:
         ada = runtime.user("ada")
         replies = [ask(ada, f"question {n}") for n in range(4)]
         for number, (act, which) in enumerate(acts):
@@ -283,7 +285,7 @@ def test_each_signal_has_one_status_and_no_held_out_signal_is_trained(
                 case "teach":
                     ada.teach(f"question {which}", f"Aye! {number}")
                 case "copied":
-                    ada.observe(about, "copied")
+                    ada.record_implicit_feedback(about, "copied")
                 case "learn":
                     with suppress(NothingToLearn):
                         ada.learn()
@@ -295,7 +297,7 @@ def test_each_signal_has_one_status_and_no_held_out_signal_is_trained(
             assert len(status.why) > 10
             assert (status.place == "layer") == (status.layer is not None)
             assert status.use != "trained on" or status.signal.id in trained_on(ada)
-            if observing == "kept":
+            if implicit == "kept":
                 assert status.signal.source == "person" or status.use in (
                     "recorded only",
                     "superseded",

@@ -33,8 +33,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """The parameter of the ``runtime`` fixture is its implicit feedback setting."""
-    observing = getattr(request, "param", "off")
-    with personalpeft.open(tmp_path / "home", backend="fake", observing=observing) as opened:
+    implicit = getattr(request, "param", "off")
+    with personalpeft.open(tmp_path / "home", backend="fake", implicit_feedback=implicit) as opened:
         yield opened
 
 

@@ -52,7 +52,7 @@ def test_axe_finds_nothing_in_any_view_and_no_view_is_wider_than_the_screen(
     with new_visit(browser, used_site, **how) as visit:
         page = visit.page
         page.goto(used_site.url)
-        expect(page.get_by_label("Token")).to_be_visible()
+        expect(page.get_by_label("API key")).to_be_visible()
         _check(page, "the door")
         visit.open()
         for view in VIEWS:

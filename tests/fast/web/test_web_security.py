@@ -93,7 +93,7 @@ def test_the_link_signs_in_and_its_token_leaves_the_address(site: Site, visit: V
     assert page.evaluate("Object.values(localStorage).join()") == ""
     assert site.secret not in page.content()
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_label("Token")).to_be_visible()
+    expect(page.get_by_label("API key")).to_be_visible()
     assert page.evaluate("sessionStorage.length") == 0
 
 
@@ -101,10 +101,10 @@ def test_the_link_signs_in_and_its_token_leaves_the_address(site: Site, visit: V
 def test_a_missing_token_is_requested_and_a_wrong_one_refused(site: Site, visit: Visit) -> None:
     page = visit.page
     page.goto(site.url)
-    page.get_by_label("Token").fill("pp_wrong")
+    page.get_by_label("API key").fill("pp_wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("does not know")
-    page.get_by_label("Token").fill(site.token_of("bob"))
+    page.get_by_label("API key").fill(site.token_of("bob"))
     page.keyboard.press("Enter")
     expect(page.locator("#who")).to_have_text("bob")
     # A user's token opens that user's model and offers no other.
@@ -183,7 +183,7 @@ def test_an_expired_token_is_requested_again_over_the_unchanged_page(
     site.runtime.api_keys.revoke(token.id)
     page.get_by_role("button", name="Ask", exact=True).click()
     dialog = page.get_by_role("dialog", name="Sign in again")
-    dialog.get_by_label("Token").fill(site.token_of("bob"))
+    dialog.get_by_label("API key").fill(site.token_of("bob"))
     dialog.get_by_role("button", name="Sign in").click()
     expect(page.get_by_label("Your question")).to_have_value("Are you there?")
     page.get_by_role("button", name="Ask", exact=True).click()
@@ -236,10 +236,10 @@ def test_a_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_ad
     # The session is ada's only: it can choose no other user.
     expect(page.get_by_role("button", name="Switch user")).to_have_count(0)
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_label("Token")).to_be_visible()
+    expect(page.get_by_label("API key")).to_be_visible()
     page.goto(f"{site.url}/#code={code}")
     expect(page.locator(".note")).to_contain_text("used before or is too old")
-    expect(page.get_by_label("Token")).to_be_visible()
+    expect(page.get_by_label("API key")).to_be_visible()
     assert code not in page.url
 
 
@@ -291,7 +291,7 @@ def test_a_link_asks_before_it_replaces_another_session(
 def test_an_unusable_link_keeps_the_session(site: Site, visit: Visit) -> None:
     page = visit.open("Memory", secret=site.token_of("ada"))
     before = page.evaluate("({ ...sessionStorage })")
-    for secret in ("token=pp_wrong", "code=wrong"):
+    for secret in ("api_key=pp_wrong", "token=pp_wrong", "code=wrong"):
         page.goto(f"{site.url}/#{secret}")
         expect(page.locator(".note").last).to_be_visible()
         page.locator(".note button").last.click()

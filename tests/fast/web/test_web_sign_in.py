@@ -50,13 +50,13 @@ def test_a_code_gives_one_session_of_its_user_and_is_then_void(sign_in: SignInAp
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
     session = Caller(sign_in.app, answer.json["token"])
-    assert session.get("/api/v1/token").json["user"] == "ada"
+    assert session.get("/api/v1/whoami").json["user"] == "ada"
     assert session.get("/api/v1/users/bob").status_code == 403
     assert session.get("/api/v1/users").status_code == 403
     again = sign_in.redeem(code)
     assert again.status_code == 401
     # The code itself is no token.
-    assert Caller(sign_in.app, code).get("/api/v1/token").status_code == 401
+    assert Caller(sign_in.app, code).get("/api/v1/whoami").status_code == 401
 
 
 def test_a_code_expires_after_minutes(sign_in: SignInApp) -> None:

@@ -52,7 +52,7 @@ class Site:
         return self.runtime.api_keys.create(user)[1]
 
     def link(self, secret: str | None = None, user: str = "ada") -> str:
-        return f"{self.url}/#token={secret or self.secret}&user={user}"
+        return f"{self.url}/#api_key={secret or self.secret}&user={user}"
 
 
 @dataclass

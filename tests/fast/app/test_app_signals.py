@@ -7,31 +7,31 @@ import json
 from app_makers import Shell, lines
 
 
-def test_lessons_show_where_each_signal_went_and_its_source(shell: Shell) -> None:
-    assert shell.run("lessons").exit_code == 7
+def test_signals_show_where_each_signal_went_and_its_source(shell: Shell) -> None:
+    assert shell.run("signals").exit_code == 7
     assert not shell.home.exists()
     shell.run("ask", "How do I boil an egg?")
     shell.run("feedback", "--edit", "Six minutes.")
     edit = shell.run("feedback", "--edit", "Eight minutes.").stdout.strip()
     rule = shell.run("feedback", "--comment", "Be brief.").stdout.strip()
-    shown = shell.run("lessons").stdout
+    shown = shell.run("signals").stdout
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [edit, rule]
-    current = json.loads(shell.run("lessons", "--json").stdout)["lessons"]
+    current = json.loads(shell.run("signals", "--json").stdout)["signals"]
     assert all(each["use"] in shown and each["why"] in shown for each in current)
-    everything = json.loads(shell.run("lessons", "--all", "--json").stdout)
-    assert [each["use"] for each in everything["lessons"]] == [
+    everything = json.loads(shell.run("signals", "--all", "--json").stdout)
+    assert [each["use"] for each in everything["signals"]] == [
         "superseded",
         "waits for the next learn",
         "applies in the prompt",
     ]
-    assert {each["signal"]["source"] for each in everything["lessons"]} == {"person"}
+    assert {each["signal"]["source"] for each in everything["signals"]} == {"person"}
 
 
 def test_feedback_excluded_from_training_is_listed_and_consent_can_be_withdrawn(
     shell: Shell,
 ) -> None:
     def lessons() -> dict[str, str]:
-        data = json.loads(shell.run("lessons", "--json").stdout)["lessons"]
+        data = json.loads(shell.run("signals", "--json").stdout)["signals"]
         return {each["signal"]["id"]: each["reason"]["code"] for each in data}
 
     shell.run("ask", "How do I boil an egg?")
@@ -56,22 +56,22 @@ def test_a_user_switches_training_off_once(shell: Shell) -> None:
     assert shell.run("set-training", "off").stdout == "training off\n"
     withheld = shell.run("teach", "Write to Bo.", "Dear Bo")
     assert "learn" not in withheld.stderr
-    data = json.loads(shell.run("lessons", "--json").stdout)
+    data = json.loads(shell.run("signals", "--json").stdout)
     assert data["training"] is False
-    assert [each["reason"]["code"] for each in data["lessons"]] == ["training_forbidden"]
-    assert "set-training on" in shell.run("lessons").stderr
+    assert [each["reason"]["code"] for each in data["signals"]] == ["training_forbidden"]
+    assert "set-training on" in shell.run("signals").stderr
     assert json.loads(shell.run("users", "--json").stdout)["users"][0]["training"] is False
     shell.run("set-training", "on")
     shell.run("teach", "Write to Cy.", "Dear Cy")
-    data = json.loads(shell.run("lessons", "--json").stdout)
-    assert (data["training"], data["lessons"][1]["reason"]["code"]) == (True, "demonstration")
+    data = json.loads(shell.run("signals", "--json").stdout)
+    assert (data["training"], data["signals"][1]["reason"]["code"]) == (True, "demonstration")
     assert shell.run("set-training", "maybe").exit_code == 2
 
 
 def test_feedback_in_a_chat_without_training_is_recorded_so(shell: Shell) -> None:
     lines = ["hello", "/up", "/remember My dog is called Biscuit.", "/quit"]
     assert shell.run("chat", "--no-train", stdin="\n".join(lines)).exit_code == 0
-    data = json.loads(shell.run("lessons", "--json").stdout)["lessons"]
+    data = json.loads(shell.run("signals", "--json").stdout)["signals"]
     assert [each["reason"]["code"] for each in data] == ["training_forbidden"] * 2
 
 
@@ -90,4 +90,4 @@ def test_a_scope_is_set_and_shown_with_the_stack(shell: Shell) -> None:
 def test_a_fact_that_is_told_twice_is_stored_once_and_no_hint_removes_it(shell: Shell) -> None:
     first, second = (shell.run("remember", "My dog is called Biscuit.") for _ in range(2))
     assert lines(second.stdout) == lines(first.stdout)
-    assert "memory remove" not in second.stderr
+    assert "memory retract" not in second.stderr
