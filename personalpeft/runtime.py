@@ -374,7 +374,7 @@ class Runtime(
         cancelled: Callable[[], bool] = not_cancelled,
         paused: Callable[[], bool] = not_cancelled,
     ) -> tuple[bytes, ...]:
-        """Learn for users of other homes, and return what each home publishes by ``apply_learn``.
+        """Learn for users of other homes, and return what each home records by ``apply_learn``.
 
         The users are copied into this home, learn together as in ``learn_many``, and are erased
         again, also after an error. So open a home that has no users.

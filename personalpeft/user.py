@@ -880,7 +880,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         return learn_bundles.make_bundle(self._services, self.id, layer, options)
 
     def apply_learn(self, result: bytes) -> LearnReport:
-        """Publish a result of ``Runtime.learn_bundles``, all of it in one transaction.
+        """Record a result of ``Runtime.learn_bundles``, all of it in one transaction.
 
         Turns and signals that came meanwhile stay for the next learn. Every digest is recomputed
         and every adapter validated first. Loads no model.
@@ -893,7 +893,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises:
             LedgerMoved: Since the bundle was made a head moved, a signal was retracted or something
-                was forgotten. Also if this result was published before. Drop the result.
+                was forgotten. Also if this result was recorded before. Drop the result.
             BaseMismatch, BuildMismatch: It was learned on another base or by another recipe.
             PersonalFileError: It is damaged or hostile.
             InvalidInput: It is of another user.

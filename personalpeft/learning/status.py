@@ -1,7 +1,7 @@
 """The status of learning, from the ledger and the leases alone. No model is loaded.
 
 - ``training_status``: the running learn, for other processes. It exists only while the lease is
-  held, so a killed learner leaves none. Publishing it commits nothing and fails no learn.
+  held, so a killed learner leaves none. Setting it commits nothing and fails no learn.
 - ``pending``: the reasons to learn. A lesson that any report lists is no reason again. So a caller
   that learns on triggers learns once for each lesson, however often it looks.
 - ``list_signal_status``: the use of every signal, in the order of the ledger.
@@ -63,10 +63,10 @@ class TrainingStatus:
         return self.step / self.steps if self.steps else 0.0
 
 
-def publish_status(
+def set_training_status(
     store: Store, user: str, layer: str, stage: str, step: int = 0, steps: int = 0
 ) -> None:
-    """Publish what is being trained, for a user whose lease this process holds.
+    """Set the status of a learn, for a user whose lease this process holds.
 
     Args:
         store: The open home.

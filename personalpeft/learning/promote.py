@@ -34,7 +34,7 @@ from personalpeft.types import Revision, Stack
 _log = logging.getLogger(__name__)
 
 
-def publish_candidate(
+def promote_candidate(
     services: Services, candidate: Candidate, judgement: Judgement, report: LearnReport
 ) -> LearnReport:
     """Record a judged candidate with its report, and make it live where it was promoted.
