@@ -203,7 +203,7 @@ def open(
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Serving, VllmServer, resolve
-    from personalpeft.store.encryption import check_takes_passphrase
+    from personalpeft.store.keys import check_takes_passphrase
 
     check_types(
         "personalpeft.open",
