@@ -268,7 +268,7 @@ class TrainingPipeline:
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
-            new_examples=plan.new_lessons if plan.answer_verifier is None else (),
+            arrived_lessons=plan.arrived_lessons if plan.answer_verifier is None else (),
             trained=trained,
             history=history,
             judges_replies=bool(trained and self.margins.min_generated)

@@ -150,7 +150,7 @@ def _plan_at(
     training = [
         add_teacher(services, user, lesson, training_config.scrub)
         for lesson in known
-        if lesson.signal in trained and not lesson.is_probe
+        if lesson.signal in trained and not lesson.is_test
     ]
     below = Stack(revision.base, revision.below)
     return ReproductionPlan(
@@ -165,14 +165,14 @@ def _plan_at(
             lesson
             for lesson in known
             if record.roles.get(lesson.signal) == SignalRole.HELD_OUT
-            or (lesson.is_probe and lesson.signal in trained | learned)
+            or (lesson.is_test and lesson.signal in trained | learned)
         ),
         other_holdout=(),
         assignments=assignments,
         new_examples=tuple(each for each in training if each.signal not in learned),
         replay=tuple(each for each in training if each.signal in learned),
         desirable_examples=liked(
-            each for each in known if each.signal in trained | learned and not each.is_probe
+            each for each in known if each.signal in trained | learned and not each.is_test
         ),
         undesirable_examples=tuple(
             each for each in undesirable_lessons_for(assignments, layer) if each.signal in trained

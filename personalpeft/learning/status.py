@@ -176,7 +176,7 @@ def pending(store: Store, user: str) -> Pending:
     for layer in known_layers(store, user, assignments):
         lessons = lessons_for(assignments, layer)
         # As ``Plan.has_enough``, as far as that can be known without a model.
-        is_enough = len(lessons) >= MIN_LESSONS or any(lesson.is_probe for lesson in lessons)
+        is_enough = len(lessons) >= MIN_LESSONS or any(lesson.is_test for lesson in lessons)
         if layer in built or is_enough:
             triggers += _lesson_triggers(store, user, layer, assignments, reports)
         elif lessons:

@@ -63,7 +63,7 @@ class EvalSet:
     other_layers: tuple[Lesson, ...]  # held out in all other layers
     base_completions: Completions  # of the probes
     general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
-    new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
+    arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied

@@ -165,7 +165,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
-        text_quality=_measure_new_examples(engine, job),
+        text_quality=_measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
@@ -215,7 +215,7 @@ def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
         yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
 
-def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
+def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
     def logprobs(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
         items = [
             encode_continuation(
@@ -231,7 +231,7 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
     def of_base(some: Sequence[PromptResponse]) -> list[float]:
         return logprobs(some, [Stack(job.live.stack.base)] * len(some))
 
-    quality = measure_text_quality(_written(job.eval_set.new_examples), of_base)
+    quality = measure_text_quality(_written(job.eval_set.arrived_lessons), of_base)
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
     held_out = [each for each in job.eval_set.deciding if each.answers_user]

@@ -318,7 +318,7 @@ def _find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
     """
     if plan.layer == "memory":
         return None
-    assignments, new = plan.assignments, plan.new_lessons
+    assignments, new = plan.assignments, plan.arrived_lessons
     moves = store.catalog.head_moves(plan.user)
     accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
     leak = find_leak(
