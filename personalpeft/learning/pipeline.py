@@ -236,7 +236,7 @@ class TrainingPipeline:
                 return evaluate_replies(
                     engine, tasks, plan.verifier, plan.shaping, evidence, options
                 )
-            if plan.answer_verifier is None or not jobs[user].eval_set.target:
+            if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
             tasks = tasks_of_lessons(engine, jobs[user])
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
@@ -260,7 +260,7 @@ class TrainingPipeline:
             raise cancelled_error("before the verdict")
         trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
-            target=plan.target(decided),
+            undecided=plan.undecided(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
             base_completions=base_completions,

@@ -206,7 +206,7 @@ class Plan:
         """Why the head moves where the gate promotes the build."""
         return MoveCause.LEARN
 
-    def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
+    def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""
         return tuple(each for each in self.holdout if each.signal not in decided)
 

@@ -150,16 +150,16 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
     count = len(eval_set.general.probes)
     each = count + len(job.generated_lessons)
     before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
-    held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
+    held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
     evidence = Evidence(
-        target=tuple(items[lesson.key] for lesson in eval_set.target),
+        undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
         retention=(
             *(items[lesson.key] for lesson in eval_set.retention),
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
-        earlier_target=tuple(items[lesson.key] for lesson in eval_set.earlier_target),
+        decided=tuple(items[lesson.key] for lesson in eval_set.decided),
         probes=_probe_results(job, before[:count], after[:count]),
         kl=sum(kl) / max(1, len(kl)),
         leakage=_measure_leakage(
@@ -234,7 +234,7 @@ def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
     quality = measure_text_quality(_written(job.eval_set.arrived_lessons), of_base)
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
-    held_out = [each for each in job.eval_set.deciding if each.answers_user]
+    held_out = [each for each in job.eval_set.judged if each.answers_user]
     lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
