@@ -56,7 +56,7 @@ from personalpeft_app.commands.maintenance import (
     encrypt,
     gc,
     path,
-    rebuild,
+    reproduce,
     restore,
     verify,
 )
@@ -161,7 +161,7 @@ class Cli(Group):
         "learn",
         "rollback style",
     ),
-    renamed={"weigh": "set-weight"},
+    renamed={"rebuild": "reproduce", "weigh": "set-weight"},
 )
 @click.version_option(None, "--version", "-V", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
@@ -204,7 +204,7 @@ cli.add_section(
         doctor,
         verify,
         verify_certificate,
-        rebuild,
+        reproduce,
         backup,
         restore,
         encrypt,

@@ -49,7 +49,7 @@ from personalpeft.learning.train.config import Start
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
-from personalpeft.reproduction import RebuildReport, check_rebuild
+from personalpeft.reproduction import ReproductionReport, reproduce
 from personalpeft.services import Services
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
@@ -87,6 +87,7 @@ def _same_parameters_as(
 
 
 RENAMED_ATTRIBUTES = {
+    "check_rebuild": "reproduce",
     "digest": "activity_summary",
     "learning": "training_status",
     "lessons": "signal_statuses",
@@ -644,13 +645,13 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         return stacks.rollback(self._services, self.id, layer, to)
 
-    def check_rebuild(
+    def reproduce(
         self,
         revision: str,
         *,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
-    ) -> RebuildReport:
+    ) -> ReproductionReport:
         """Build a revision again from the ledger, and compare its digest. Changes nothing.
 
         On the same kind of processor, with the same versions of libraries, the bytes are the same.
@@ -666,9 +667,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Forgotten: It was forgotten.
             Cancelled, ServingFailed: See ``User``.
         """
-        return check_rebuild(
-            self._services, self.id, revision, progress=progress, cancelled=cancelled
-        )
+        return reproduce(self._services, self.id, revision, progress=progress, cancelled=cancelled)
 
     def set_weight(self, layer: str, weight: float) -> None:
         """Set how strongly a layer is added: 1 as trained, 0 not at all, from -2 to 2.
@@ -685,6 +684,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         self._services.store.catalog.set_scope(self.id, layer, scope)
 
+    @accept_renamed_arguments(check_rebuild="reproduce")
     def forget(
         self,
         item: Reply | Turn | str,
@@ -693,7 +693,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         rebuild: bool = True,
         dry_run: bool = False,
         certificate: bool = False,
-        check_rebuild: bool = False,
+        reproduce: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
@@ -714,7 +714,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             certificate: Make a signed certificate, ``report.certificate``. It measures how far the
                 model knew the items, before and after, which takes a minute or more. After a kill
                 there is none.
-            check_rebuild: Build each live revision again for the certificate, and state whether the
+            reproduce: Build each live revision again for the certificate, and state whether the
                 bytes are equal. That takes as long as the learns did.
             progress: See ``User``.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
@@ -725,18 +725,18 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Busy: See ``User``.
             Cancelled: ``cancelled`` returned True before anything was erased.
             InvalidInput: ``item`` is no reply, turn, id or layer, the turn is in no conversation,
-                or ``check_rebuild`` is given without ``certificate``.
+                or ``reproduce`` is given without ``certificate``.
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
-        if check_rebuild and not certificate:
+        if reproduce and not certificate:
             raise InvalidInput(
-                "check_rebuild is a part of a certificate.", hint="Give certificate=True as well."
+                "reproduce is a part of a certificate.", hint="Give certificate=True as well."
             )
         item_id = item if isinstance(item, str) and item != LAST else self.turn(item).id
 
-        def rebuild_again(revision: str) -> Mapping[str, str | None]:
-            report = self.check_rebuild(revision, progress=progress, cancelled=cancelled)
+        def reproduce_revision(revision: str) -> Mapping[str, str | None]:
+            report = self.reproduce(revision, progress=progress, cancelled=cancelled)
             return {"outcome": str(report.outcome), "rebuilt": report.rebuilt}
 
         return erasure.forget(
@@ -747,7 +747,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             rebuild=rebuild,
             dry_run=dry_run,
             certificate=certificate,
-            rebuild_again=rebuild_again if check_rebuild else None,
+            reproduce=reproduce_revision if reproduce else None,
             progress=progress,
             cancelled=cancelled,
         )

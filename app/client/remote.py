@@ -100,7 +100,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     retract_item = remote_method(User.retract_item)
     learn = accept_renamed_arguments(memory="max_memory_mb")(remote_method(User.learn))
     practice = accept_renamed_arguments(memory="max_memory_mb")(remote_method(User.practice))
-    forget = remote_method(User.forget)
+    forget = accept_renamed_arguments(check_rebuild="reproduce")(remote_method(User.forget))
     pending = remote_method(User.pending)
     training_status = remote_method(User.training_status)
     compare = remote_method(User.compare)

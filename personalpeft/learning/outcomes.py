@@ -125,16 +125,16 @@ class _CodeWithText(StrEnum):
         return member
 
 
-class RebuildOutcome(_CodeWithText):
-    """How the rebuild of a recorded revision ended."""
+class ReproductionOutcome(_CodeWithText):
+    """How the reproduction of a recorded revision ended."""
 
     EQUAL = auto(), "EQUAL, byte for byte"
     DIFFERENT = auto(), "DIFFERENT"
-    IMPORTED = auto(), "cannot be rebuilt, it was imported"
-    PRACTICED = auto(), "cannot be rebuilt, it was practiced"
-    INPUTS_MISSING = "inputs missing", "cannot be rebuilt, an input is missing"
-    TRAINING_FORBIDDEN = "training forbidden", "not rebuilt, training on it is no longer allowed"
-    OTHER_BASE = "other base", "not rebuilt, it is of another base"
+    IMPORTED = auto(), "cannot be reproduced, it was imported"
+    PRACTICED = auto(), "cannot be reproduced, it was practiced"
+    INPUTS_MISSING = "inputs missing", "cannot be reproduced, an input is missing"
+    TRAINING_FORBIDDEN = "training forbidden", "not reproduced, training on it is no longer allowed"
+    OTHER_BASE = "other base", "not reproduced, it is of another base"
 
 
 class SignalUse(_CodeWithText):

@@ -155,7 +155,10 @@ FIELDS: Mapping[str, Any] = {
 """The type of each parameter of the library that a body or query may have. A bool needs none."""
 
 # Former names, for one release.
-_ALIASES = {"max_memory_mb": AliasChoices("max_memory_mb", "memory")}
+_ALIASES = {
+    "max_memory_mb": AliasChoices("max_memory_mb", "memory"),
+    "reproduce": AliasChoices("reproduce", "check_rebuild"),
+}
 
 
 class PageQuery(RequestModel):

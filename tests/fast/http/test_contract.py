@@ -979,10 +979,10 @@ def test_the_client_has_the_methods_of_a_user() -> None:
     public -= {
         "apply_learn",
         "bundle_learn",
-        "check_rebuild",
         "copy_layer",
         "export_merged",
         "propose_peft",
+        "reproduce",
         "teach_many",
     }
     assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}

@@ -56,9 +56,9 @@ NAMES = [
     "Provenance",
     "QueueFull",
     "RebaseReport",
-    "RebuildReport",
     "RepairReport",
     "Reply",
+    "ReproductionReport",
     "RestoreReport",
     "Runtime",
     "Serving",
@@ -81,7 +81,6 @@ METHODS = [
     "apply_learn",
     "bundle_learn",
     "chat",
-    "check_rebuild",
     "compare",
     "conversation",
     "conversations",
@@ -105,6 +104,7 @@ METHODS = [
     "propose_peft",
     "remember",
     "reports",
+    "reproduce",
     "retract",
     "retract_item",
     "review",
@@ -170,11 +170,13 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
         for owner, old, new in (
+            (ada, "check_rebuild", "reproduce"),
             (ada, "digest", "activity_summary"),
             (ada, "lessons", "signal_statuses"),
             (ada, "remove_item", "retract_item"),
             (ada, "weigh", "set_weight"),
             (runtime, "tokens", "api_keys"),
+            (personalpeft, "RebuildReport", "ReproductionReport"),
             (personalpeft, "Why", "Provenance"),
         ):
             with pytest.warns(DeprecationWarning, match=new):
