@@ -47,7 +47,7 @@ from personalpeft_app.commands.inspect_cmds import (
     users,
     why,
 )
-from personalpeft_app.commands.learn import learn, practice, rebase, rollback, scope, set_weight
+from personalpeft_app.commands.learn import learn, practice, rebase, rollback, set_scope, set_weight
 from personalpeft_app.commands.maintenance import (
     backup,
     completion,
@@ -161,7 +161,7 @@ class Cli(Group):
         "learn",
         "rollback style",
     ),
-    renamed={"rebuild": "reproduce", "weigh": "set-weight"},
+    renamed={"rebuild": "reproduce", "scope": "set-scope", "weigh": "set-weight"},
 )
 @click.version_option(None, "--version", "-V", package_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
@@ -190,7 +190,7 @@ def _checkout_commands() -> tuple[click.Command, ...]:
 cli.add_section("Chat", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_training))
 cli.add_section(
-    "Learn", (learn, daemon, practice, rollback, rebase, set_weight, scope, forget, forget_user)
+    "Learn", (learn, daemon, practice, rollback, rebase, set_weight, set_scope, forget, forget_user)
 )
 cli.add_section("Inspect", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section(

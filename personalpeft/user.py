@@ -92,6 +92,8 @@ RENAMED_ATTRIBUTES = {
     "learning": "training_status",
     "lessons": "signal_statuses",
     "remove_item": "retract_item",
+    "review": "review_probation",
+    "scope": "set_scope",
     "weigh": "set_weight",
 }
 """Deprecated attributes of a user, here and in the client of a server, and their names now."""
@@ -527,7 +529,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         )
         return Learner.from_services(self._services).learn(self.id, layer, options)
 
-    def review(self) -> tuple[LearnReport, ...]:
+    def review_probation(self) -> tuple[LearnReport, ...]:
         """End the probations that the feedback so far decides, and return a report of each.
 
         Feedback, retractions and learns do this too, unless another learn runs. Raises ``Busy``
@@ -676,7 +678,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         self._services.store.catalog.set_weight(self.id, layer, weight)
 
-    def scope(self, layer: str, scope: Scope) -> None:
+    def set_scope(self, layer: str, scope: Scope) -> None:
         """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
 
         A style defaults to "always", other layers to "near". A skill has a scope as
