@@ -173,7 +173,7 @@ class RepairReport(HasJson):
             return (
                 "it is live and stays so, but cannot answer. Restore the file from a backup, or roll"
                 f" back and learn again: personalpeft rollback {name}; personalpeft learn"
-                f" --from-nothing --layer {name}"
+                f" --from-scratch --layer {name}"
             )
         return "it is not live: only a rollback to it needs the file, which a backup may have"
 

@@ -482,7 +482,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Args:
             layer: The layer to learn. None learns all with something new, lowest first.
-            start: "auto" continues the live revision where possible; "nothing" builds from all
+            start: "auto" continues the live revision where possible; "scratch" builds from all
                 lessons.
             seconds: Budget of training time. The next learn continues.
             steps: Budget of training steps a layer. The next learn continues.

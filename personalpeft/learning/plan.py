@@ -274,7 +274,7 @@ def build_plan(
     """Decide what a build is made of.
 
     A build that cannot extend the head starts from its imported or practiced root, which no lesson
-    would bring back. Without such a root it starts from nothing.
+    would bring back. Without such a root it starts from scratch.
 
     Args:
         services: The wired parts.
@@ -310,7 +310,7 @@ def build_plan(
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
     is_nothing_new = not new and _signals(rejected) <= considered
-    if not lessons or (is_nothing_new and start != "nothing" and not force):
+    if not lessons or (is_nothing_new and start != "scratch" and not force):
         raise _nothing_to_learn(
             assignments,
             layer,
@@ -320,7 +320,7 @@ def build_plan(
         )
 
     parent = state.head
-    if start == "nothing":
+    if start == "scratch":
         parent = None
     elif parent is not None and (state.is_stale or trained_on(store, parent) & excluded):
         parent = root_revision(store, parent)
@@ -332,7 +332,7 @@ def build_plan(
     repeated = find_repeated_signals(store, state.head, assignments)
     new_without_facts = [lesson for lesson in new_without_facts if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
-    may_wait = parent is not None and parent is state.head and start != "nothing" and not force
+    may_wait = parent is not None and parent is state.head and start != "scratch" and not force
     new_holdout = select_holdout(
         without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
@@ -434,7 +434,7 @@ def _nothing_to_learn(
             cause=NothingCause.TOO_LONG,
         )
     if is_learned:
-        again = "or learn the same lessons again: personalpeft learn --from-nothing"
+        again = "or learn the same lessons again: personalpeft learn --from-scratch"
         return NothingToLearn(
             f"Nothing new for {layer}: there is no lesson since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",

@@ -139,7 +139,9 @@ FIELDS: Mapping[str, Any] = {
     "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
     "skill": SkillName,
     "source": SourceName,
-    "start": Start,
+    "start": Annotated[
+        Start, BeforeValidator(lambda name: "scratch" if name == "nothing" else name)
+    ],
     "steps": Count,
     "stop": Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)],
     "temperature": Annotated[float, Ge(0), Le(10)],

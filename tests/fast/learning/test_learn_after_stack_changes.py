@@ -56,7 +56,7 @@ def learn_memory_on_two_styles(user: User) -> tuple[str | None, str | None]:
     first = user.learn()
     for number in range(4, 18):
         user.teach(f"question {number}", style(f"Answer {number}."))
-    second = user.learn(start="nothing")
+    second = user.learn(start="scratch")
     tell(user, "dog", "Rex")
     assert [report.live for report in (first, second, user.learn())] == [True, True, True]
     return first.revision, second.revision
@@ -124,7 +124,7 @@ def test_loss_caused_by_a_learn_itself_is_a_regression(
     )
     for first in (20, 30):
         correct(ada, 4, first=first)
-        report = ada.learn("style", start="nothing")
+        report = ada.learn("style", start="scratch")
         assert not report.live
         assert ReasonCode.RETENTION_REGRESSED in [
             all_reports.code for all_reports in report.reasons

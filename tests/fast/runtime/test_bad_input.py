@@ -648,7 +648,7 @@ def test_rollback_across_a_base_change_is_refused(
             lambda: ada.chat("hello"),
             lambda: ada.stack(),
             lambda: ada.rollback("style", revision),
-            lambda: ada.learn(start="nothing"),
+            lambda: ada.learn(start="scratch"),
         ):
             with home_unchanged(copy), pytest.raises(BaseMismatch) as raised:
                 act()

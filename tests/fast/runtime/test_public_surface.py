@@ -189,6 +189,11 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
                 pytest.raises(personalpeft.InvalidInput),
             ):
                 learn(memory=-1)
+        with (
+            pytest.warns(DeprecationWarning, match="scratch"),
+            pytest.raises(personalpeft.NothingToLearn),
+        ):
+            ada.learn(start="nothing")
 
 
 def test_help_of_chat_names_each_option() -> None:

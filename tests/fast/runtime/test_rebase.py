@@ -288,7 +288,7 @@ def test_comparing_alone_switches_nothing_whatever_the_gate_says(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["tiny-quick", "tiny-changed"])
-def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(
+def test_other_recipe_of_the_same_base_builds_from_scratch_and_is_compared(
     bases: Bases, name: str
 ) -> None:
     changed = bases.home.parent / "changed" / "card.toml"

@@ -255,7 +255,7 @@ def test_what_does_not_come_out_equal_is_not_replaced(
         assert [each.outcome for each in report.unrepaired] == [ReproductionOutcome.DIFFERENT]
         assert report.live == {f"ada/{head.id}"}
         assert "rollback style" in str(report)
-        assert "from-nothing" in str(report)
+        assert "from-scratch" in str(report)
         assert len(report.problems) == 1
         assert home_contents(home) == contents
         assert ada.layers()[0].head == head.id
