@@ -140,7 +140,7 @@ def lessons(common: GlobalOptions, everything: bool) -> None:
             format_time(each.signal.at),
             _format_source(each.signal),
             str(each.signal.kind),
-            each.layer or each.place,
+            each.layer or each.place.text,
             ", ".join([each.use, *(f"{kind} replaced" for kind in _removed_kinds(each))]),
             each.revision or "",
             each.why,

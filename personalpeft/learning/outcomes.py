@@ -103,16 +103,6 @@ class RebaseOutcome(_Outcome):
         return next((each for each in Verdict if each.value == self.value), None)
 
 
-class Placement(StrEnum):
-    """Where the write policy puts a signal. The values are stored and shown."""
-
-    LAYER = "layer"
-    PROFILE = "profile"
-    MEMORY = "memory"
-    UNUSED = "kept"
-    HISTORY = "history"
-
-
 class _CodeWithText(StrEnum):
     """A stored code (the member's name in lower case) with a text to show."""
 
@@ -135,6 +125,16 @@ class ReproductionOutcome(_CodeWithText):
     INPUTS_MISSING = "inputs missing", "cannot be reproduced, an input is missing"
     TRAINING_FORBIDDEN = "training forbidden", "not reproduced, training on it is no longer allowed"
     OTHER_BASE = "other base", "not reproduced, it is of another base"
+
+
+class Placement(_CodeWithText):
+    """Where the write policy puts a signal."""
+
+    LAYER = auto(), "layer"
+    RULE = "profile", "prompt"
+    MEMORY = auto(), "memory"
+    UNUSED = "kept", "recorded only"
+    HISTORY = auto(), "history"
 
 
 class SignalUse(_CodeWithText):

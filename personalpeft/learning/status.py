@@ -351,7 +351,7 @@ def _current_status(each: Assignment, builds: _Builds) -> SignalStatus:
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
     signal, layer = assignment.signal.id, assignment.layer
-    if layer is None and assignment.place in (Placement.PROFILE, Placement.MEMORY):
+    if layer is None and assignment.place in (Placement.RULE, Placement.MEMORY):
         return SignalUse.IN_PROMPT, None
     if layer is None:
         return SignalUse.UNUSED, builds.live.get(signal)
