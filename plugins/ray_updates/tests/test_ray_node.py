@@ -30,7 +30,7 @@ def learn(bundles: list[bytes], base: str = "fake") -> dict[str, Any]:
     return node.learn(bundles, base, "fake", lambda stage, done: False)
 
 
-def test_a_bundle_is_learned_in_a_folder_of_the_node_and_published_at_home(
+def test_a_bundle_is_learned_in_a_folder_of_the_node_and_recorded_at_home(
     world: World, folder: Path
 ) -> None:
     world.correct(USERS[:2])
@@ -42,7 +42,7 @@ def test_a_bundle_is_learned_in_a_folder_of_the_node_and_published_at_home(
         for user, result in zip(users, answer["results"], strict=True):
             assert user.apply_learn(result).live
     assert world.live_revisions(USERS[:2]) == alone
-    world.published_once(USERS[:2])
+    world.recorded_once(USERS[:2])
     assert len(list(folder.glob("worker-*/home"))) == 1
     left = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"Arrr" not in left

@@ -451,7 +451,7 @@ def test_ledger_page_documents_the_policy_of_the_code() -> None:
         "fact": only(assign([signal(8, SignalKind.FACT, {"text": "A dog."}, None)], turn)),
         "implicit feedback": only(assign([rating(9, 1, source="app")], turn)),
     }
-    places = {"profile": "the profile", "memory": "memory", "kept": "kept"}
+    places = {"profile": "a rule", "memory": "memory", "kept": "kept"}
     for name, assignment in cases.items():
         place, weight = table[name]
         assert place.startswith(places.get(assignment.place, "`style`")), name

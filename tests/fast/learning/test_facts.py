@@ -96,7 +96,7 @@ def test_fact_with_questions_and_answer_is_retrieved_and_trained() -> None:
     assert (assignment.place, assignment.layer) == ("memory", "memory")
     lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Biscuit."}
-    assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_probe] == list(
+    assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_test] == list(
         QUESTIONS
     )
 
@@ -114,13 +114,13 @@ def test_each_trained_fact_is_judged_by_a_question_that_is_not_trained(
     taught = {
         way
         for lesson in lessons
-        if not lesson.is_probe
+        if not lesson.is_test
         for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
     }
-    probes = [lesson for lesson in lessons if lesson.is_probe]
+    tested = [lesson for lesson in lessons if lesson.is_test]
 
-    assert len(probes) == 1
-    assert probes[0].messages not in taught
+    assert len(tested) == 1
+    assert tested[0].messages not in taught
     assert taught
 
 
@@ -225,7 +225,7 @@ def test_fact_that_helped_repeatedly_is_distilled_from_the_replies_it_helped() -
 
     lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Your dog is called Biscuit."}
-    assert [lesson.messages for lesson in lessons if not lesson.is_probe] == [
+    assert [lesson.messages for lesson in lessons if not lesson.is_test] == [
         each.messages for each in turns[:-1]
     ]
 
@@ -249,13 +249,13 @@ def test_helpful_fact_is_judged_by_the_same_held_out_question_each_time(
         taught = {
             way
             for lesson in lessons
-            if not lesson.is_probe
+            if not lesson.is_test
             for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
         }
-        (probe,) = [lesson for lesson in lessons if lesson.is_probe]
-        assert probe.messages not in taught
+        (test,) = [lesson for lesson in lessons if lesson.is_test]
+        assert test.messages not in taught
         assert len(lessons) <= 9
-        judged.add(probe.messages)
+        judged.add(test.messages)
     assert len(judged) == 1
 
 
@@ -511,7 +511,7 @@ def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
         "iPhone colour?",
     ],
 )
-def test_name_keeps_its_case_in_each_paraphrase_and_probe(question: str) -> None:
+def test_name_keeps_its_case_in_each_paraphrase_and_test(question: str) -> None:
     lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
     asked = [lesson.messages[-1].content for lesson in lessons]
     asked += [

@@ -318,7 +318,7 @@ def test_step_that_fails_for_the_group_is_retried_for_each_user_alone(
     together = stacks(runtime)
     for user in PEOPLE:
         assert (
-            runtime.user(user).learn(start="nothing").revision
+            runtime.user(user).learn(start="scratch").revision
             == together[PEOPLE.index(user)].entries[0].revision
         )
 

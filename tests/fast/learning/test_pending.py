@@ -212,4 +212,4 @@ def test_pending_loads_no_model(
     ada.teach("hello", "Ahoy!")
     monkeypatch.setattr(runtime, "engine", lambda: pytest.fail("the model was loaded"))
     assert ada.pending().too_few == {"style": 1}
-    assert ada.review() == ()
+    assert ada.review_probation() == ()

@@ -41,7 +41,7 @@ def roles(user: User) -> dict[str, str]:
     return dict(user.revisions("style")[-1].signals)
 
 
-def test_build_after_a_style_change_starts_from_nothing_and_drops_the_old_style(
+def test_build_after_a_style_change_starts_from_scratch_and_drops_the_old_style(
     ada: User,
 ) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)

@@ -194,7 +194,7 @@ def test_another_engine_learns_the_same_revision_while_chat_goes_on_and_frees_it
         assert _torch_backends() == loaded
         # For programs that train by themselves it stays.
         backend = runtime.training_backend()
-        assert ada.learn(accept=True, start="nothing").revision
+        assert ada.learn(accept=True, start="scratch").revision
         assert runtime.learning_engine().backend is backend
         assert runtime.engine().backend is not backend
 
