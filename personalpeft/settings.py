@@ -266,7 +266,8 @@ def _seconds(name: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise InvalidInput(
-            f"{VLLM}{name} cannot be {value!a}.", hint="Set it to a number of seconds."
+            f"{VLLM}{name} must be a number of seconds, got {value!a}.",
+            hint="Give a number, such as 60.",
         ) from None
 
 
