@@ -104,12 +104,14 @@ class RebaseOutcome(_Outcome):
 
 
 class Placement(StrEnum):
-    """Where the write policy puts a signal. The values are stored and shown."""
+    """Where the write policy puts a signal. The values are shown, and not stored."""
 
     LAYER = "layer"
-    PROFILE = "profile"
+    PROMPT = "prompt"
+    """A rule, which is in every prompt."""
     MEMORY = "memory"
-    UNUSED = "kept"
+    """A fact, which is retrieved into the prompt of a similar question."""
+    UNUSED = "unused"
     HISTORY = "history"
 
 
@@ -132,9 +134,9 @@ class RebuildOutcome(_CodeWithText):
     DIFFERENT = auto(), "DIFFERENT"
     IMPORTED = auto(), "cannot be rebuilt, it was imported"
     PRACTICED = auto(), "cannot be rebuilt, it was practiced"
-    INPUTS_MISSING = "inputs missing", "cannot be rebuilt, an input is missing"
-    TRAINING_FORBIDDEN = "training forbidden", "not rebuilt, training on it is no longer allowed"
-    OTHER_BASE = "other base", "not rebuilt, it is of another base"
+    INPUTS_MISSING = auto(), "cannot be rebuilt, an input is missing"
+    TRAINING_FORBIDDEN = auto(), "not rebuilt, training on it is no longer allowed"
+    OTHER_BASE = auto(), "not rebuilt, it is of another base"
 
 
 class SignalUse(_CodeWithText):
