@@ -271,7 +271,7 @@ def _seconds(name: str, value: str) -> float:
     except ValueError:
         raise InvalidInput(
             f"{VLLM}{name} must be a number of seconds, got {value!a}.",
-            hint="Give it a number, such as 60.",
+            hint="Give a number, such as 60.",
         ) from None
 
 

@@ -13,6 +13,7 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
+from personalpeft.types import USER_SOURCE
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STALE: Mapping[str, str] = {
-    "stack below changed": "is trained on a layer that changed; the next learn judges it again",
-    "lessons retracted": "is trained on feedback that no longer counts; the next learn builds it "
+    "stack_below_changed": "is trained on a layer that changed; the next learn judges it again",
+    "lessons_retracted": "is trained on feedback that no longer counts; the next learn builds it "
     "without that",
 }
 
@@ -339,8 +340,9 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
 
 
 def _format_source(signal: Signal) -> str:
+    source = "user" if signal.source == USER_SOURCE else signal.source
     how = signal.payload.get("how")
-    return f"{signal.source} ({how})" if how else signal.source
+    return f"{source} ({how})" if how else source
 
 
 def _verdict(revision: Revision) -> str:

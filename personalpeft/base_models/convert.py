@@ -155,7 +155,7 @@ def _llama3_rope(config: Any, divisors: Numbers) -> dict[str, Any]:
         if np.allclose(divisors, expected, rtol=1e-3):
             return rope
     raise WeightsError(
-        "The file scales its positions in a way that is not read from GGUF.",
+        "The file scales its positions in a way that is not supported in GGUF files.",
         hint="Give a folder in Hugging Face format instead.",
     )
 

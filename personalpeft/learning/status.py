@@ -96,8 +96,8 @@ class TriggerKind(StrEnum):
     """No learn has considered a lesson yet."""
     UNFINISHED = "unfinished"
     """A budget ended the last training."""
-    STACK_BELOW_CHANGED = "stack below changed"
-    RETRACTED = "lessons retracted"
+    STACK_BELOW_CHANGED = "stack_below_changed"
+    RETRACTED = "lessons_retracted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ def _current_status(each: Assignment, builds: _Builds) -> SignalStatus:
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
     signal, layer = assignment.signal.id, assignment.layer
-    if layer is None and assignment.place in (Placement.RULE, Placement.MEMORY):
+    if layer is None and assignment.place in (Placement.PROMPT, Placement.MEMORY):
         return SignalUse.IN_PROMPT, None
     if layer is None:
         return SignalUse.UNUSED, builds.live.get(signal)

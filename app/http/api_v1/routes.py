@@ -187,7 +187,7 @@ def _query(operation: Operation) -> Any:
     for name, values in request.args.lists():
         if len(values) != 1:
             raise InvalidInput(
-                f"{ascii(name)[:80]} is given {len(values)} times.", hint="Give it once."
+                f"{ascii(name)[:80]} must have one value, got {len(values)}.", hint="Give it once."
             )
     return from_query(operation.query, request.args)
 

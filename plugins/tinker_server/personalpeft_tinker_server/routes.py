@@ -104,7 +104,7 @@ class Routes:
 
     @property
     def _owner(self) -> str:
-        """Return who owns what this request makes: a user, or an administrator's token."""
+        """Return who owns what this request makes: a user, or an administrator's API key."""
         user = self._host.user()
         return f"token:{self._host.token()}" if user is None else self._service.owner(user)
 
@@ -322,7 +322,7 @@ class Routes:
         asked = self._read(models.Adopt)
         user = self._host.user()
         if user is not None and user != asked.user:
-            return {"error": "This token is another user's.", "_status": 403}
+            return {"error": "This API key is another user's.", "_status": 403}
         return self._service.checkpoints.adopt(self._owner, asked).model_dump()
 
     # Sampling

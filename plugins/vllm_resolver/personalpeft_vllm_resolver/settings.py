@@ -19,7 +19,7 @@ class Settings:
         folder: The folder of stacks: PERSONALPEFT_VLLM_FOLDER of the programs, as seen here.
         bucket: An address in object storage.
         url: The address of a personalpeft server.
-        token: A token of that server for workers.
+        token: An API key of that server for workers.
         certificate: A PEM file to trust besides the system's.
         timeout: Seconds that a source may take for a file.
         cache: The folder of the copies; None for a temporary folder of this user.
@@ -63,7 +63,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         # http.client would show an invalid header in its error.
         if not token or not token.isascii() or not token.isprintable():
             raise ValueError(
-                f"{PREFIX}TOKEN must be a token of the server at {PREFIX}URL; "
+                f"{PREFIX}TOKEN must be an API key of the server at {PREFIX}URL; "
                 "make one with: personalpeft api-key make --worker"
             )
     return Settings(

@@ -171,11 +171,11 @@ def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
     shell.run("ask", "hello")
     uses = {
         ("--up",): ("layer", "pending", "liked"),
-        ("--down",): ("kept", "unused", "too_few_thumbs"),
+        ("--down",): ("unused", "unused", "too_few_thumbs"),
         ("--edit", "Ahoy!"): ("layer", "pending", "edit"),
-        ("--prefer", "b"): ("kept", "unused", "stronger_signal"),
-        ("--comment", "Be brief."): ("profile", "in_prompt", "comment_is_rule"),
-        ("--reward", "0.2"): ("kept", "unused", "stronger_signal"),
+        ("--prefer", "b"): ("unused", "unused", "stronger_signal"),
+        ("--comment", "Be brief."): ("prompt", "in_prompt", "comment_is_rule"),
+        ("--reward", "0.2"): ("unused", "unused", "stronger_signal"),
     }
     for options, use in uses.items():
         status = json.loads(shell.run("feedback", *options, "--json").stdout)["status"]
@@ -208,7 +208,7 @@ def test_removed_fact_is_gone_with_the_next_learn(shell: Shell) -> None:
     removed = json.loads(shell.run("memory", "retract", facts["dog"], "--json").stdout)
     assert removed["retracted"] == facts["dog"]
     (trigger,) = json.loads(shell.run("stack", "--json").stdout)["pending"]
-    assert (trigger["kind"], trigger["layer"]) == ("lessons retracted", "memory")
+    assert (trigger["kind"], trigger["layer"]) == ("lessons_retracted", "memory")
     report = json.loads(shell.run("learn", "--json").stdout)
     assert report["reasons"][0]["code"] == "lessons_retracted"
     output = {

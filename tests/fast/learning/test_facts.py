@@ -128,7 +128,7 @@ def test_later_of_two_contradicting_facts_counts_alone() -> None:
     later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
     assignments = assign_signals([fact(), later])
 
-    assert (assignments["s1"].place, assignments["s1"].superseded_by) == ("kept", "s2")
+    assert (assignments["s1"].place, assignments["s1"].superseded_by) == ("unused", "s2")
     assert {lesson.chosen for lesson in lessons_for(tuple(assignments.values()), "memory")} == {
         "Rex."
     }
@@ -151,7 +151,7 @@ def test_later_of_two_contradicting_facts_counts_alone() -> None:
 )
 def test_facts_with_different_answers_to_one_question_contradict(one: str, other: str) -> None:
     assignments = assign_signals([fact(answer=one), fact(2, answer=other)])
-    assert [assignments[each].place for each in ("s1", "s2")] == ["kept", "memory"]
+    assert [assignments[each].place for each in ("s1", "s2")] == ["unused", "memory"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,11 @@ def test_value_superseded_twice_does_not_return() -> None:
     biscuit = fact(2, questions=["Who is my dog?", "Who barks?"], answer="Biscuit")
     max_ = fact(3, "My dog is called Max.", questions=["Who barks?"], answer="Max")
     assignments = assign_signals([rex, biscuit, max_])
-    assert [assignments[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
+    assert [assignments[each].place for each in ("s1", "s2", "s3")] == [
+        "unused",
+        "unused",
+        "memory",
+    ]
     assert (assignments["s1"].superseded_by, assignments["s2"].superseded_by) == ("s2", "s3")
 
 

@@ -144,7 +144,7 @@ def test_memory_is_built_over_the_layers_that_answer_with_it(ada: User) -> None:
 
     ada.set_scope("skill.email", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
-        ("stack below changed", "memory")
+        ("stack_below_changed", "memory")
     ]
     ada.set_scope("skill.email", "near")
     assert ada.pending().triggers == ()
@@ -161,7 +161,7 @@ def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> No
     assert built.below == ()
     ada.set_scope("style", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
-        ("stack below changed", "memory")
+        ("stack_below_changed", "memory")
     ]
 
 

@@ -102,7 +102,7 @@ def test_layer_above_a_rollback_is_pending_until_revalidated(
     assert ada.pending().triggers == ()
     ada.rollback("style", None)
     (below,) = ada.pending().triggers
-    assert (below.kind, below.layer) == ("stack below changed", "memory")
+    assert (below.kind, below.layer) == ("stack_below_changed", "memory")
     ada.learn()
     assert ada.pending().triggers == ()
 
@@ -177,7 +177,7 @@ def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     ada.learn(accept=True)
     ada.rollback("style", first)
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
-        ("stack below changed", "memory")
+        ("stack_below_changed", "memory")
     ]
     ada.learn()
     assert ada.pending().triggers == ()

@@ -58,7 +58,7 @@ def test_stale_layer_is_built_again_once_without_the_retracted_lesson(ada: User)
     dog, cat = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
     ada.learn()
     ada.retract_item(dog)
-    assert due(ada) == [("lessons retracted", "memory")]
+    assert due(ada) == [("lessons_retracted", "memory")]
     dry = ada.learn(dry_run=True)
     assert (dry.dry_run, len(ada.revisions())) == (True, 1)
     codes = [ReasonCode.LESSONS_RETRACTED, ReasonCode.WOULD_TRAIN]
@@ -154,7 +154,7 @@ def test_like_that_yields_to_other_feedback_leaves_the_layer(
         about = ask(ada, ada.turn(about).messages[-1].content, layers=[])
         assert about.text == signals[turned].text
     ada.feedback(about, **said)  # type: ignore[arg-type]
-    assert ("lessons retracted", "style") in due(ada)
+    assert ("lessons_retracted", "style") in due(ada)
     ada.learn()
     assert turned not in signals_of(ada, "style")
     assert due(ada) == []
@@ -181,7 +181,7 @@ def test_fact_whose_replies_are_no_longer_liked_leaves_the_layer(ada: User) -> N
     assert fact in signals_of(ada, "memory")
     for turn_id in said:
         ada.feedback(turn_id, rating=-1)
-    assert ("lessons retracted", "memory") in due(ada)
+    assert ("lessons_retracted", "memory") in due(ada)
     ada.learn("memory")
     assert fact not in signals_of(ada, "memory")
 
@@ -193,7 +193,7 @@ def test_fact_that_overwrote_another_leaves_the_layer(ada: User) -> None:
     newer = tell(ada, "dog", "Rex")
     ada.learn()
     ada.retract_item(newer)
-    assert due(ada) == [("lessons retracted", "memory")]
+    assert due(ada) == [("lessons_retracted", "memory")]
     ada.learn()
     assert signals_of(ada, "memory") == {older}
 
@@ -230,7 +230,7 @@ def test_fact_given_and_retracted_again_is_unlearned_again_and_nothing_is_traine
         assert dog in {signal for each in ada.revisions("memory") for signal in each.signals}
         before = live(ada, "memory")
         ada.retract_item(dog)
-        assert due(ada) == [("lessons retracted", "memory")]
+        assert due(ada) == [("lessons_retracted", "memory")]
         ada.learn(progress=lambda stage, done: stages.add(stage))
         assert live(ada, "memory") != before
         assert due(ada) == []
@@ -286,7 +286,7 @@ def test_refused_build_is_not_built_again_from_the_same_inputs(
     assert f"rollback memory --to {report.revision}" in nothing.value.hint
     # Without one of its lessons the build is another one.
     ada.retract_item(bad)
-    assert due(ada) == [("lessons retracted", "memory")]
+    assert due(ada) == [("lessons_retracted", "memory")]
     assert ada.learn().live
     assert due(ada) == []
 

@@ -36,7 +36,7 @@ GIVE: dict[SignalKind, Callable[..., str]] = {
         f"My pet {n} is Rex {n}.", questions=[f"Who is my pet {n}?"], answer=f"Rex {n}", **k
     ),
 }
-PLACES = {SignalKind.COMMENT: Placement.PROFILE, SignalKind.FACT: Placement.MEMORY}
+PLACES = {SignalKind.COMMENT: Placement.PROMPT, SignalKind.FACT: Placement.MEMORY}
 
 
 def statuses(user: User) -> dict[str, SignalStatus]:
@@ -79,7 +79,7 @@ def test_withdrawn_consent_is_unlearned_by_the_next_learn(ada: User, kind: Signa
     # The signal stays in the ledger and in the prompt.
     assert [each.id for each in ada.signals()] == [each.id for each in before]
     assert ada.items() == items
-    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons_retracted"]
     assert ada.learn().reasons[0].code is ReasonCode.LESSONS_RETRACTED
     (head,) = (entry.revision for entry in ada.stack().entries)
     live = next(revision for revision in ada.revisions() if revision.id == head)
@@ -215,7 +215,7 @@ def test_superseding_without_consent_unlearns_the_earlier_signal(
     ada.learn()
     turn = next(s.turn for s in ada.signals() if s.id in trained_on(ada) - pinned(ada))
     ada.feedback(str(turn), edit="Not so.", train=False)
-    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons_retracted"]
 
 
 def test_signal_without_consent_settles_no_conflict_of_lessons(ada: User) -> None:
@@ -278,7 +278,7 @@ def test_likes_are_unlearned_where_consent_is_withdrawn_from_their_fact(
     assert all(fact in turn.used for turn in ada.turns())
     ada.learn()
     ada.retract(fact, training_only=True)
-    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons_retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [fact]

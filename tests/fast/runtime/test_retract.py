@@ -64,7 +64,7 @@ def test_retracted_lesson_is_unlearned_by_the_next_learn(ada: User, kind: Signal
     retracted_id = min(trained_on(ada) - pinned(ada))
     assert ada.pending().triggers == ()
     ada.retract(retracted_id)
-    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons_retracted"]
     report = ada.learn()
     assert report.reasons[0] == reason(ReasonCode.LESSONS_RETRACTED, count=1)
     (head,) = (entry.revision for entry in ada.stack().entries)
@@ -112,9 +112,9 @@ def test_signal_that_only_yielded_to_a_retracted_one_counts_again(ada: User) -> 
     liked, edited = ada.feedback(reply, rating=1), ada.feedback(reply, edit="Eight minutes.")
     older, newer = fact(ada, "Biscuit"), fact(ada, "Rex")
     assert {status.signal.id: status.place for status in ada.signal_statuses()} == {
-        liked: "kept",
+        liked: "unused",
         edited: "layer",
-        older: "kept",
+        older: "unused",
         newer: "memory",
     }
     ada.retract(edited, newer)
@@ -141,7 +141,7 @@ def test_signal_retracted_by_the_user_is_unlearned_though_an_app_repeats_it(ada:
     )
     assert ada.pending().triggers == ()
     ada.retract(by_user)
-    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons retracted"]
+    assert [trigger.kind for trigger in ada.pending().triggers] == ["lessons_retracted"]
     ada.learn()
     assert ada.stack().entries == ()
     assert [item.id for item in ada.items()] == [theirs]

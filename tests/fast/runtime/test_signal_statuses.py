@@ -53,9 +53,9 @@ def test_status_names_the_use_of_a_signal_and_the_revision_that_learned_it(
     assert [
         (statuses[s].place, statuses[s].use_code, statuses[s].revision) for s in (rule, fact, down)
     ] == [
-        ("profile", SignalUse.IN_PROMPT, None),
+        ("prompt", SignalUse.IN_PROMPT, None),
         ("memory", SignalUse.IN_PROMPT, None),
-        ("kept", SignalUse.UNUSED, None),
+        ("unused", SignalUse.UNUSED, None),
     ]
     assert statuses[later[0]].use_code is SignalUse.PENDING
 
@@ -153,7 +153,7 @@ def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
         for signal, seen in kept.items():
             assert signal is not None
-            assert (statuses[signal].place, statuses[signal].use) == ("kept", "recorded only")
+            assert (statuses[signal].place, statuses[signal].use) == ("unused", "recorded only")
             assert statuses[signal].signal.source == "app"
             assert statuses[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
         assert not trained_on(ada) & set(kept)
@@ -186,6 +186,12 @@ def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: 
         correct(ada, 4, first=20)
         report = ada.learn()
         assert ada._services.store.catalog.revision("ada", str(report.revision)).parent is not None
+
+
+def test_source_user_is_the_user(ada: User) -> None:
+    ada.feedback(ask(ada, "a"), edit="Ahoy!", source="user")
+    (status,) = ada.signal_statuses()
+    assert (status.place, status.signal.source) == ("layer", "person")
 
 
 def test_feedback_of_another_source_keeps_its_name_and_is_not_trained(
