@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.host import write_file_atomically
+from personalpeft.file_system import write_file_atomically
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 Completions: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]

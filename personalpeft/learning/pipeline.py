@@ -40,7 +40,7 @@ from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
 from personalpeft.learning.status import set_training_status
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.loop import LoopControl, TrainResult
-from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
+from personalpeft.learning.train.train_plans import open_session, train_plans, yield_to_serving
 from personalpeft.services import Services
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.store import rows
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one, insert_rows
@@ -114,7 +114,7 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
                 path = store.blobs.expected_path(row["name"])
                 path.unlink(missing_ok=True)
                 if path.parent.is_dir():
-                    host.sync_folder(path.parent)
+                    file_system.sync_folder(path.parent)
             elif row["kind"] == "sessions":
                 with suppress(FileNotFoundError):
                     shutil.rmtree(store.session_folder(row["user"]))

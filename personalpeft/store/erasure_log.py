@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.store.database import Database, fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.rows import TOMBSTONE
@@ -105,7 +105,7 @@ class ErasureLog:
         listed = tuple(dict.fromkeys((*known, *folders)))
         if listed != known:
             text = json.dumps([str(each) for each in listed])
-            host.replace_file(self._home / _FOLDERS, text.encode())
+            file_system.replace_file(self._home / _FOLDERS, text.encode())
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that backups of this home were written to."""
@@ -210,5 +210,5 @@ def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:
         torn = b"\n" if data and not data.endswith(b"\n") else b""
         file.write(torn + b"".join(each.to_line() for each in new))
         file.flush()
-        host.sync_file(file.fileno())
-    host.sync_folder(path.parent)
+        file_system.sync_file(file.fileno())
+    file_system.sync_folder(path.parent)
