@@ -89,8 +89,11 @@ class CompletionCache:
         """Return each user's completions, all computed as one batch.
 
         An error of one user's stack becomes that user's outcome only. When ``cancelled`` ends the
-        batch early, the partial texts are returned and not cached. The functions are those of
-        ``Engine.stream``.
+        batch early, the partial texts are returned and not cached.
+
+        Args:
+            requests: By user.
+            cancelled, paused: As for ``Engine.stream``.
 
         Raises:
             Cancelled: The engine was closed meanwhile.

@@ -65,7 +65,10 @@ class TrainingPipeline:
     started: float
 
     def build(self, plans: Mapping[str, Plan]) -> dict[str, BuildResult]:
-        """Build each user's plan. As many are trained together as fit into memory."""
+        """Build each user's plan, and return each result by user.
+
+        As many are trained together as fit into memory.
+        """
         results: dict[str, BuildResult] = {}
         for group in self._groups(plans, results):
             self._build_group(group, results)

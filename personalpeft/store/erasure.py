@@ -45,8 +45,8 @@ _IN_LIST = "in (select value from json_each(?))"
 def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
     """Erase some items of a user. After a kill, the next opening deletes the files.
 
-    The caller took the write lock before it planned the erasure, so nothing was added since. Raises
-    ``NotFound``, ``Busy``, ``HomeError``.
+    The caller took the write lock before it planned the erasure, so nothing was added since. Returns
+    what was erased. Raises ``NotFound``, ``Busy``, ``HomeError``.
     """
     with store.database.write_lock():
         keys: list[str] = []

@@ -1,9 +1,10 @@
 """The log of what was forgotten: a backup from before still holds it, and a restore forgets it again.
 
-A line names a user by a digest of the id and of the microsecond at which the user was made, an item
-by that and its id, and a layer by that and the time of its first revision. So the log has no words
-and no user's id, and a user of the same id who is made later is another one. It lies in the home
-and beside its backups, so that one of them outlives the loss of the other.
+A line names a user by a digest of the id and of the microsecond at which the user was made. It names
+an item by that digest and the item's id. It names a layer by that digest and the time of the layer's
+first revision. So the log has no words and no user's id, and a user who is made later with the same
+id is another one. It lies in the home and beside its backups, so that one of them outlives the loss
+of the other.
 
 Earlier versions named an item by its id alone, and a user by the id of the user's oldest item. Such
 a line counts for every user who has that item.

@@ -208,7 +208,7 @@ def _check_kind(fields: _Fields) -> str:
         )
     if architecture not in _ARCHITECTURES:
         raise fields.fail(
-            f"has the architecture {architecture!a:.60}; read are {', '.join(_ARCHITECTURES)}.",
+            f"must have an architecture of {', '.join(_ARCHITECTURES)}, got {architecture!a:.60}.",
             _OTHER_FILE,
         )
     if metadata.get(f"{architecture}.expert_count"):
@@ -271,7 +271,7 @@ def _check_ignored(fields: _Fields, architecture: str) -> None:
         value = fields.header.metadata.get(f"{architecture}.{key}", neutral[0])
         if value not in neutral:
             raise fields.fail(
-                f"has {architecture}.{key} = {value!a:.60}, which is not read from GGUF.",
+                f"has {architecture}.{key} = {value!a:.60}, which is not supported in GGUF files.",
                 _OTHER_FILE,
             )
     if architecture == "gemma3":
@@ -284,11 +284,14 @@ def _check_rope(fields: _Fields, architecture: str) -> None:
     if scaling not in ("", "none", "linear") or (factor != 1.0 and architecture != "gemma3"):
         how = scaling if scaling not in ("", "none", "linear") else factor
         raise fields.fail(
-            f"scales its positions by {how!a:.30}, which is not read from GGUF.", _OTHER_FILE
+            f"scales its positions by {how!a:.30}, which is not supported in GGUF files.",
+            _OTHER_FILE,
         )
     _, _, dim = fields.heads()
     if fields.optional_size("rope.dimension_count") not in (None, dim):
-        raise fields.fail("rotates a part of each head, which is not read from GGUF.", _OTHER_FILE)
+        raise fields.fail(
+            "rotates a part of each head, which is not supported in GGUF files.", _OTHER_FILE
+        )
 
 
 def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -298,7 +301,7 @@ def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]
     if kind not in _TOKENIZERS or splitting not in _TOKENIZERS[str(kind)]:
         known = ", ".join(str(name) for names in _TOKENIZERS.values() for name in names if name)
         raise fields.fail(
-            f"splits texts as {kind!a:.30}, {splitting!a:.30}; read are {known}.", _OTHER_FILE
+            f"must split texts as one of {known}, got {kind!a:.30}, {splitting!a:.30}.", _OTHER_FILE
         )
     tokens = _values(metadata.get("tokenizer.ggml.tokens"), str)
     types = _values(metadata.get("tokenizer.ggml.token_type"), int)
