@@ -37,7 +37,7 @@ from personalpeft.types import (
 )
 
 VALID_ON = "holds_on"
-"""Key in a revision's scores: digests of the stacks below on which it was found valid."""
+"""Stored key in a revision's scores: digests of the stacks below on which it was found valid."""
 
 
 def layer_order(layer: str) -> int:
