@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
-from personalpeft import host, stacks
+from personalpeft import file_system, stacks
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.packed import pack
@@ -67,7 +67,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
         stack = compose(_live_adapters(services, user, layer))
         write_gguf_lora(names, stack, part, title=title)
         set_digest(hash_files([part]))
-        host.replace(part, target)
+        file_system.replace(part, target)
     return target
 
 

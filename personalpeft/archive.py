@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, get_args
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.base_models.files import hash_files
 from personalpeft.base_models.types import Base
@@ -131,7 +131,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
         raise InvalidInput(
             f"{target} already exists.", hint="Choose another name, or move it away."
         )
-    with map_write_errors(target), host.create_file(target) as file:
+    with map_write_errors(target), file_system.create_file(target) as file:
         yield file
 
 

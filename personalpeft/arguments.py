@@ -40,9 +40,15 @@ def check_number(
     whole: bool = False,
     above: bool = False,
 ) -> None:
-    """Raise ``InvalidInput`` unless the value of an argument is a number from ``low`` to ``high``.
+    """Raise ``InvalidInput`` unless the value of an argument is a number within bounds.
 
-    ``whole`` asks for a whole number. With ``above`` it must be above ``low``.
+    Args:
+        name: The argument.
+        value: Its value.
+        low: The least value.
+        high: The largest value.
+        whole: Whether it must be a whole number.
+        above: Whether ``low`` itself is refused.
     """
     allowed = "a whole number" if whole else "a number"
     allowed += f" above {low}" if above else f" of {low} or more"

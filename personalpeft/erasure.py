@@ -254,7 +254,7 @@ def forget(
     target = _find_target(store, user, item, conversation)
 
     def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
-        removal = plan.removal
+        removal = plan.erasure
         return ForgetReport(
             user=user,
             item=target.name,
@@ -299,16 +299,16 @@ def forget(
             progress("Erasing", 0.0)
             if draft is not None:
                 draft.describe(plan)
-            if plan.removal.revisions:
+            if plan.erasure.revisions:
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
             store.erasures.append(*_to_log(store, user, target, plan))
-            erased = erase(store, user, plan.removal)
+            erased = erase(store, user, plan.erasure)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
     not_rebuilt: dict[str, str] = {}
-    for layer in sorted(erased.heads.keys() - plan.removal.layers, key=layer_order):
+    for layer in sorted(erased.heads.keys() - plan.erasure.layers, key=layer_order):
         if not rebuild or cancelled():
             not_rebuilt[layer] = (
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
@@ -357,6 +357,6 @@ def _to_log(
     times = (each.at for each in store.catalog.revisions(user) if each.layer == target.layer)
     layers = [LoggedErasure("layer", f"{key}/{at.isoformat()}") for at in islice(times, 1)]
     # The target next: a restore plans one erasure for it, and finds the others erased.
-    others = (plan.removal.turns | plan.removal.signals) - target.items
+    others = (plan.erasure.turns | plan.erasure.signals) - target.items
     items = (*sorted(target.items), *sorted(others))
     return [*layers, *(LoggedErasure("item", f"{key}/{item}") for item in items)]

@@ -91,7 +91,7 @@ class CertificateDraft:
     def measure_before(self, plan: ErasurePlan) -> None:
         """Measure how far the live stack has memorized the items. Raises ``Cancelled``."""
         self._exposure.measure_before(
-            plan.items, plan.removal.revisions, lambda item: plan.elsewhere
+            plan.items, plan.erasure.revisions, lambda item: plan.elsewhere
         )
 
     def measure_user_before(self) -> None:
@@ -103,14 +103,14 @@ class CertificateDraft:
 
     def describe(self, plan: ErasurePlan) -> None:
         """Describe what is about to be erased. Call it under the write lock."""
-        removal = plan.removal
+        erasure = plan.erasure
         revisions = self._services.store.catalog.revisions(self._user)
         self._describe_items(plan.items)
         self._statement["closure"] = {
-            "turns": sorted(removal.turns),
-            "signals": sorted(removal.signals),
-            "emptied": sorted(removal.emptied),
-            "revisions": sorted(r.digest for r in revisions if r.id in removal.revisions),
+            "turns": sorted(erasure.turns),
+            "signals": sorted(erasure.signals),
+            "emptied": sorted(erasure.emptied),
+            "revisions": sorted(r.digest for r in revisions if r.id in erasure.revisions),
         }
         self._statement["revisions"] = {"before": self._heads()}
         self._statement["remains"] = self._remains([each.id for each in plan.remaining])
@@ -160,12 +160,12 @@ class CertificateDraft:
         """Describe the whole user who is about to be erased. Call it under the write lock."""
         store, user = self._services.store, self._user
         turns, signals = store.ledger.turns(user), store.ledger.signals(user, current=False)
-        removal = Erasure(
+        erasure = Erasure(
             frozenset(turn.id for turn in turns),
             frozenset(signal.id for signal in signals),
             frozenset(revision.id for revision in store.catalog.revisions(user)),
         )
-        self.describe(ErasurePlan(removal, (), (*turns, *signals)))
+        self.describe(ErasurePlan(erasure, (), (*turns, *signals)))
         # Of an encrypted home: the key of the user's files goes with the user's rows.
         self._statement["keys_destroyed"] = store.cipher.user_key_ids(user)
 
@@ -259,13 +259,13 @@ class CertificateDraft:
         A revision's bytes depend on its ``inputs`` alone: lessons by content, recipe, base, parent
         and the revisions below. So without an erased input it is a build that never saw the items.
         """
-        removal, checked = plan.removal, []
+        erasure, checked = plan.erasure, []
         for head in self._live():
             lineage, is_whole = _all_inputs(self._services.store, head)
             imported = any(each.inputs == imported_inputs(each.digest) for each in lineage)
             signals = {signal for each in lineage for signal in each.signals}
             ids = {each.id for each in lineage}
-            holds = is_whole and not signals & removal.signals and not ids & removal.revisions
+            holds = is_whole and not signals & erasure.signals and not ids & erasure.revisions
             # What an imported adapter was built from is not known here.
             checked.append(
                 {"digest": head.digest, "inputs": head.inputs, "holds": holds and not imported}

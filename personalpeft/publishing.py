@@ -162,11 +162,11 @@ def _remove_former(store: Store, user: str, folder: PublishedSubfolder) -> int:
 
 def _key(services: Services) -> str:
     """Return the random name of this home's folders, drawn once."""
-    upkeep = services.maintenance
-    key = upkeep.read_note(PUBLISHED)
+    maintenance = services.maintenance
+    key = maintenance.read_note(PUBLISHED)
     if key is None:
         key = services.clock.entropy(8).hex()
-        upkeep.write_note(PUBLISHED, key)
+        maintenance.write_note(PUBLISHED, key)
     return key
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.adapters.formats.published import PublishedSubfolder
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import (
@@ -213,8 +213,8 @@ def restore(
             else:
                 if home.exists():
                     home.rmdir()
-                host.replace(part, home)
-                host.sync_folder(home.parent)
+                file_system.replace(part, home)
+                file_system.sync_folder(home.parent)
         on_error.pop_all()
     for each in unpublished:
         with suppress(OSError):
@@ -250,7 +250,7 @@ def _bring_backups(former: Path, home: Path, folders: Sequence[Path]) -> None:
             with suppress(OSError, HomeError):
                 if source.is_dir() and not folder.exists() and is_folder_of(home, source):
                     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    host.replace(source, folder)
+                    file_system.replace(source, folder)
 
 
 def _newest_copy(folder: Path) -> Path:
@@ -290,10 +290,10 @@ def _copy(backup: Path, part: Path, progress: Progress) -> None:
         progress("Copying", number / len(files))
         target = part / path.relative_to(backup)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("rb") as source, host.create_file(target) as copy:
+        with path.open("rb") as source, file_system.create_file(target) as copy:
             shutil.copyfileobj(source, copy)
     for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
-        host.sync_folder(folder)
+        file_system.sync_folder(folder)
 
 
 def _forget_again(
@@ -379,7 +379,7 @@ def _keep_home_id(part: Path, backup: Path, home: Path) -> None:
         is_copy = COPY_NAME.fullmatch(backup.name) is not None
         home_id = (read_home_id(backup.parent) if is_copy else None) or read_home_id(home)
         if home_id is not None:
-            host.replace_file(part / HOME_ID, home_id)
+            file_system.replace_file(part / HOME_ID, home_id)
 
 
 def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:

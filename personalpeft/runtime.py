@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
@@ -101,7 +101,7 @@ class Runtime(
         self.serving = serving
         self._clock = clock
         self._progress = progress
-        host.remove_leftover_folders()
+        file_system.remove_leftover_folders()
         store = open_store(
             settings.home,
             now=clock.now,

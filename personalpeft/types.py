@@ -272,14 +272,18 @@ MIN_CLEAR_REWARD = 0.5
 class Signal:
     """One act of feedback.
 
-    The payload depends on the kind. Rating: {"value": -1|1, "how"?}. Edit: {"text"}. Preference:
-    {"text", "revision"?, "layer"?, "cut_off"?}. Comment: {"text"}. Reward: {"value"}.
-    Demonstration: {"prompt", "answer", "skill", "before"?, "group"?}. Fact: {"text", "questions",
-    "answer"}. "how" marks an implicit rating; "cut_off" marks a text that was truncated. "before"
-    are the messages before the prompt, as ``Message.to_list`` writes them; demonstrations of one
-    "group" are held out together. "trains" says whether layers may be trained on the signal;
-    retracting that sets it to False. Without it, a user's own signals may be trained on and an
-    app's may not.
+    The payload depends on the kind:
+
+    - rating: ``value`` (-1 or 1); ``how`` if it is implicit
+    - edit, comment: ``text``
+    - preference: ``text``; ``revision`` and ``layer`` of it; ``cut_off`` if the text was truncated
+    - reward: ``value``
+    - demonstration: ``prompt``, ``answer``, ``skill``; ``before``, the earlier messages as
+      ``Message.to_list`` writes them; ``group``, whose demonstrations are held out together
+    - fact: ``text``, ``questions``, ``answer``
+
+    Any kind may have ``trains``: whether layers may be trained on it. To withdraw the consent sets
+    it to False. Without it, a user's own signals may be trained on and an app's may not.
     """
 
     id: str

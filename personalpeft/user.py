@@ -666,6 +666,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             revision: Its id or a unique prefix.
             progress, cancelled: See ``User``.
 
+        Returns:
+            The outcome, both digests, and what of the environment differs.
+
         Raises:
             NotFound: The revision is unknown.
             Forgotten: It was forgotten.
@@ -912,22 +915,23 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """Write all data of this user to one new file, usually named ``<name>.personal``.
 
         ``Runtime.import_user`` reads it, on this machine or another. It is not encrypted and holds
-        all that the user wrote. ``adapters=False`` leaves the adapter files out. Raises
-        ``InvalidInput`` if the file exists or cannot be written, or is too large to be imported.
+        all that the user wrote. ``adapters=False`` leaves the adapter files out. Returns what is in
+        it. Raises ``InvalidInput`` if the file exists or cannot be written, or is too large to be
+        imported.
         """
         return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a new folder that PEFT loads as one LoRA.
 
-        Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
+        Returns the absolute path. Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
         """
         return adapter_io.export_peft_folder(self._services, self.id, Path(folder), layer)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
 
-        Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
+        Returns the revision. Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
         base.
         """
         return adapter_io.import_peft_folder(self._services, self.id, Path(folder), layer)
@@ -938,7 +942,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         What is forgotten from the first layer is forgotten from the copy too: it is erased with the
         revision that it was copied from.
 
-        Raises ``NotFound`` if nothing of the layer is live.
+        Returns the new revision. Raises ``NotFound`` if nothing of the layer is live.
         """
         return adapter_io.copy_layer(self._services, self.id, layer, new_layer)
 
@@ -962,6 +966,9 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             layer: The layer that it becomes.
             accept, progress, cancelled: As for ``learn``.
 
+        Returns:
+            The report, also of a refusal.
+
         Raises:
             AdapterError: As for ``import_peft``.
             Busy, Cancelled, ServingFailed: See ``User``.
@@ -973,7 +980,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a GGUF LoRA for llama.cpp.
 
-        Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
+        Returns the absolute path. Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
         """
         return adapter_io.export_gguf(self._services, self.id, Path(file), layer)
 
@@ -985,7 +992,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """Write the base with the live stack merged into its weights, into a new folder.
 
         ``form`` is "safetensors" for transformers, or "gguf" for a model.gguf with an Ollama
-        Modelfile. The copy is as large as the base, and later learns do not change it. Raises as
-        ``export_gguf``.
+        Modelfile. The copy is as large as the base, and later learns do not change it. Returns the
+        absolute path. Raises as ``export_gguf``.
         """
         return adapter_io.export_merged(self._services, self.id, Path(folder), form)

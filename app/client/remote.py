@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.adapters.safe_io import read_file
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.reply import Reply
@@ -152,7 +152,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         with map_write_errors(target):
             if target.exists() and any(target.iterdir()):
                 raise InvalidInput(f"{target} must be empty.", hint="Choose an empty folder.")
-        with host.temporary_folder() as beside:
+        with file_system.temporary_folder() as beside:
             archive = beside / "peft.zip"
             self._transport.download(do.EXPORT_PEFT, {"layer": layer}, archive, user=self.id)
             with map_write_errors(target):
@@ -162,7 +162,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import as ``User.import_peft``, from a folder here."""
-        with host.temporary_folder() as beside:
+        with file_system.temporary_folder() as beside:
             archive = beside / "peft.zip"
             zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()

@@ -35,6 +35,7 @@ VALUES = {
     "serialization",
     "deprecation",
     "extras",
+    "file_system",
     "host",
 }
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.base_models.files import hash_files
 
 _REST_NS = 2_000_000_000  # Longer than the steps of any file system's clock.
@@ -63,7 +63,7 @@ def sealed_digest(
 
 def _state(files: Sequence[Path]) -> _State | None:
     """Return what a seal compares, or None where files have no time of change."""
-    if not host.has_posix_files():
+    if not file_system.has_posix_files():
         return None
     try:
         found = [path.stat() for path in files]
@@ -80,7 +80,7 @@ def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
     try:
         with seal.open(encoding="utf-8") as file:
             found = os.fstat(file.fileno())
-            if not (host.is_owner(found) and host.only_owner_writes(found)):
+            if not (file_system.is_owner(found) and file_system.only_owner_writes(found)):
                 return None
             content = json.load(file)
         same = content["paths"] == list(paths) and content["state"] == state
@@ -93,4 +93,4 @@ def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
 def _write(seal: Path, content: dict[str, object]) -> None:
     with suppress(OSError):
         seal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        host.replace_file(seal, json.dumps(content).encode())
+        file_system.replace_file(seal, json.dumps(content).encode())

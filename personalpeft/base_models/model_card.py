@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.base_models.types import (
     DEPRECATED_KEYS,
     ModelCard,
@@ -136,7 +136,7 @@ def write_card(card: ModelCard, folder: Path) -> Path:
     try:
         if target.exists():
             raise CardError(f"{target} exists already.", hint="Choose another name: --name NAME")
-        host.write_file_atomically(target, card_text(card).encode())
+        file_system.write_file_atomically(target, card_text(card).encode())
     except OSError as error:
         raise CardError(
             f"{target} cannot be written: {error.strerror}.", hint="Check the folder's permissions."

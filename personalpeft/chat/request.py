@@ -212,10 +212,16 @@ def stack_with_revision(
 def augment_prompt(
     services: Services, user: str, messages: tuple[Message, ...], *, memory: bool
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the messages, with ``memory`` also the user's rules and relevant facts and their ids.
+    """Return the messages with the user's rules and relevant facts, and the ids of these.
 
     What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
     lookup of facts understands more wordings than a layer.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        messages: The prompt.
+        memory: Whether to add anything.
     """
     if not memory:
         return messages, ()

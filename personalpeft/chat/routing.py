@@ -26,7 +26,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from personalpeft.backends.processor import instruction_sets
-from personalpeft.host import read_checked_file, write_checked_file
+from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.store.store import Store

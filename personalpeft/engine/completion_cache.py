@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.host import write_file_atomically
+from personalpeft.file_system import write_file_atomically
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 Completions: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
@@ -89,8 +89,11 @@ class CompletionCache:
         """Return each user's completions, all computed as one batch.
 
         An error of one user's stack becomes that user's outcome only. When ``cancelled`` ends the
-        batch early, the partial texts are returned and not cached. The functions are those of
-        ``Engine.stream``.
+        batch early, the partial texts are returned and not cached.
+
+        Args:
+            requests: By user.
+            cancelled, paused: As for ``Engine.stream``.
 
         Raises:
             Cancelled: The engine was closed meanwhile.

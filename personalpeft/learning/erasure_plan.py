@@ -53,7 +53,7 @@ class ErasurePlan:
     ``items`` are the erased turns and signals. ``elsewhere`` are the remaining texts.
     """
 
-    removal: Erasure
+    erasure: Erasure
     remaining: tuple[RemainingMention, ...]
     items: tuple[Turn | Signal, ...] = ()
     elsewhere: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class _ErasurePlanner:
         if self._revisions:
             # Their reports have examples, which are judged when the caller excludes other writers.
             revealing.prepare()
-        removal = Erasure(
+        erasure = Erasure(
             self._erased_turns,
             erased,
             self._erased_revisions,
@@ -198,7 +198,7 @@ class _ErasurePlanner:
             *(signal for signal in self._signals if signal.id in erased),
         )
         elsewhere = tuple(self._texts()[1])
-        return ErasurePlan(removal, tuple(self._find_mentions()), items, elsewhere)
+        return ErasurePlan(erasure, tuple(self._find_mentions()), items, elsewhere)
 
     def _erase_predecessors(self) -> None:
         erased = {each.id for each in self._signals if each.turn in self._erased_turns}

@@ -37,7 +37,7 @@ from personalpeft.types import (
 )
 
 VALID_ON = "holds_on"
-"""Key in a revision's scores: digests of the stacks below on which it was found valid."""
+"""Stored key in a revision's scores: digests of the stacks below on which it was found valid."""
 
 
 def layer_order(layer: str) -> int:
@@ -114,8 +114,8 @@ class LayerState:
     - ``assignments``: all of the user.
     - ``outdated``: signals that the head was trained on and that are no longer lessons.
     - ``is_below_changed``: the head is not valid on the stack below.
-    - ``outcome``: how the build in a stale head's place ended. A head that outlived one is valid on
-      that stack.
+    - ``outcome``: how the build that was to replace a stale head ended. A head that outlived one
+      is valid on that stack.
     """
 
     user: str
@@ -182,7 +182,7 @@ def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
 def _find_outcome(
     store: Store, head: Revision, below: Stack, assignments: Sequence[Assignment]
 ) -> LearnReport | None:
-    """Return the report of the last build in a stale head's place that is not stale itself.
+    """Return the report of the last build to replace a stale head that is not stale itself.
 
     If no lesson was left, that is the report that the layer was cleared. What was built before the
     head was last learned does not count.

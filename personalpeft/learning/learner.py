@@ -68,7 +68,7 @@ class Learner:
 
     @classmethod
     def from_services(cls, services: Services) -> Learner:
-        """Return one that is configured by the card of the open base. Raises ``CardError``."""
+        """Return a learner configured by the card of the open base. Raises ``CardError``."""
         card, projections = services.base.card, services.base.architecture.projections
         is_random = card.source.kind == "random"
         return cls(

@@ -40,7 +40,7 @@ from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
 from personalpeft.learning.status import set_training_status
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.loop import LoopControl, TrainResult
-from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
+from personalpeft.learning.train.train_plans import open_session, train_plans, yield_to_serving
 from personalpeft.services import Services
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,10 @@ class TrainingPipeline:
     started: float
 
     def build(self, plans: Mapping[str, Plan]) -> dict[str, BuildResult]:
-        """Build each user's plan. As many are trained together as fit into memory."""
+        """Build each user's plan, and return each result by user.
+
+        As many are trained together as fit into memory.
+        """
         results: dict[str, BuildResult] = {}
         for group in self._groups(plans, results):
             self._build_group(group, results)

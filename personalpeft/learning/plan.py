@@ -51,7 +51,7 @@ _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one build is made of. ``rl.plan.PracticePlan`` is the one of a practice.
+    """What one build is made of. ``rl.plan.PracticePlan`` is the plan of a practice.
 
     - ``recipe``: how the layer is trained.
     - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.
@@ -172,13 +172,13 @@ class Plan:
 
     @property
     def build_variants(self) -> Json:
-        """How the base's weights and the lessons' texts are read, where that is not the usual."""
+        """How the base's weights and the lessons' texts are read, if they differ from the default."""
         scrubber = {"scrubber": scrubber_version()} if self.recipe.scrub else {}
         return {**self.weights_form, **scrubber}
 
     @property
     def weights_form(self) -> Json:
-        """The form of the base's weights, where it is not the usual one: the bytes may differ."""
+        """The form of the base's weights, if it is not the default: the bytes may differ."""
         return {"weights": "mapped"} if self.maps_weights else {}
 
     @property
@@ -220,7 +220,7 @@ class Plan:
 
     @property
     def inputs_digest(self) -> str:
-        """Digest of everything that the build depends on. Its keys are stored in the digest."""
+        """Digest of everything that the build depends on. The names of its keys never change."""
         general = self.general_prompts
         return canonical_digest(
             {

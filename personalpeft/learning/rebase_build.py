@@ -21,7 +21,7 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.train.config import Start
-from personalpeft.learning.train.stage import train_alone
+from personalpeft.learning.train.train_plans import train_alone
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Progress, Stack, StackEntry, Verdict

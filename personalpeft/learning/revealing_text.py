@@ -1,7 +1,7 @@
 """Find what a text can only have from erased texts, in any language and script. Pure.
 
-Texts are compared without case, marks and invisible characters, and with marks as well: Arabic and
-Hebrew may be written without their vowels, while in Hindi a vowel makes another word. A text
+Texts are compared without case, invisible characters and marks, and once more with marks. Arabic and
+Hebrew may be written without their vowels. In Hindi a vowel makes another word. A text
 reveals an erased one if it has a *revealing part*, which no remaining text has:
 
 - A word: three letters or more, or a digit.

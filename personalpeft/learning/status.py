@@ -2,7 +2,7 @@
 
 - ``training_status``: the running learn, for other processes. It exists only while the lease is
   held, so a killed learner leaves none. Setting it commits nothing and fails no learn.
-- ``pending``: the reasons to learn. A lesson that any report lists is no reason again. So a caller
+- ``pending``: the reasons to learn. A lesson that any report lists is not pending. So a caller
   that learns on triggers learns once for each lesson, however often it looks.
 - ``list_signal_status``: the use of every signal, in the order of the ledger.
 """

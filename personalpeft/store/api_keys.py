@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import HomeError, InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_user_id
@@ -97,8 +97,8 @@ class ApiKeys(
                 # Two servers that start at once must share one key.
                 if self.admin_key_file.exists():
                     return False
-                host.replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
-                host.sync_folder(self._home)
+                file_system.replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
+                file_system.sync_folder(self._home)
             return True
 
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
@@ -205,7 +205,7 @@ class ApiKeys(
     def _read_text(self, name: str) -> str:
         path = self._home / name
         with map_home_errors(self._home), suppress(FileNotFoundError):
-            if not host.only_owner_reads(path.stat()):
+            if not file_system.only_owner_reads(path.stat()):
                 raise HomeError(f"Other accounts can read {path}.", hint=f"Run: chmod 600 {path}")
             return path.read_text("utf-8", "replace")
         return ""
@@ -217,9 +217,11 @@ class ApiKeys(
             yield keys
             stored = {digest: asdict(key) for digest, key in keys.items()}
             with map_home_errors(self._home):
-                host.replace_file(self._home / KEYS_FILE, json.dumps(stored, indent=1).encode())
+                file_system.replace_file(
+                    self._home / KEYS_FILE, json.dumps(stored, indent=1).encode()
+                )
                 # Without it a power cut can bring a revoked key back.
-                host.sync_folder(self._home)
+                file_system.sync_folder(self._home)
 
 
 def _digest(secret: str) -> str:

@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
@@ -84,9 +84,9 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         for plugin in plugin_folders(home):
             _copy_plugin(store, plugin, part, previous)
         for each in sorted(part.glob("**/"), reverse=True):
-            host.sync_folder(each)
-        host.replace(part, path)
-        host.sync_folder(folder)
+            file_system.sync_folder(each)
+        file_system.replace(part, path)
+        file_system.sync_folder(folder)
         removed = [*copies, path][:-keep]
         for old in removed:
             shutil.rmtree(old)
@@ -117,7 +117,7 @@ def claim_folder(store: Store, folder: Path) -> None:
         home_id = read_home_id(store.home) or store.entropy(_ID_BYTES).hex().encode()
         for each in (store.home, folder):
             if read_home_id(each) is None:
-                host.replace_file(each / HOME_ID, home_id)
+                file_system.replace_file(each / HOME_ID, home_id)
 
 
 def read_home_id(folder: Path) -> bytes | None:
@@ -244,21 +244,21 @@ def _write(data: bytes, name: Path, copy: Path, previous: Path | None) -> None:
             if (previous / name).read_bytes() == data:
                 os.link(previous / name, path)
                 return
-    host.replace_file(path, data)
+    file_system.replace_file(path, data)
 
 
 def _sync(path: Path) -> None:
     with path.open("rb+") as file:
-        host.sync_file(file.fileno())
+        file_system.sync_file(file.fileno())
 
 
 def _copy_settings(source: Path, path: Path) -> None:
     """Copy a file, or the cards in a folder."""
     if source.is_file():
-        host.replace_file(path, source.read_bytes())
+        file_system.replace_file(path, source.read_bytes())
         return
     cards = sorted(source.glob("*.toml"))
     if cards:
         path.mkdir(mode=0o700)
     for card in cards:
-        host.replace_file(path / card.name, card.read_bytes())
+        file_system.replace_file(path / card.name, card.read_bytes())

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged
-from personalpeft.host import replace_file, sync_folder
+from personalpeft.file_system import replace_file, sync_folder
 from personalpeft.store.database import Database
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.file_cipher import FileCipher
@@ -88,7 +88,7 @@ class Blobs:
         with map_home_errors(self._home):
             for path in map(self.expected_path, digests):
                 # Of a call that was killed. Under the write lock no other writer has any.
-                for part in host.unfinished_files(path):
+                for part in file_system.unfinished_files(path):
                     part.unlink()
                 with suppress(FileNotFoundError):
                     stored = path.read_bytes()

@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.store import Store
@@ -47,7 +47,7 @@ def load_certificate_keys(store: Store) -> CertificateKeys:
             if not path.exists():
                 new = {name: store.entropy(_BYTES).hex() for name in ("signing", "naming")}
                 cipher.write_file(path, json.dumps(new).encode())
-                host.sync_folder(home)
+                file_system.sync_folder(home)
     try:
         with map_home_errors(home):
             values = json.loads(cipher.read_file(path))

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.store import rows
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one, insert_rows
@@ -45,8 +45,8 @@ _IN_LIST = "in (select value from json_each(?))"
 def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
     """Erase some items of a user. After a kill, the next opening deletes the files.
 
-    The caller took the write lock before it planned the erasure, so nothing was added since. Raises
-    ``NotFound``, ``Busy``, ``HomeError``.
+    The caller took the write lock before it planned the erasure, so nothing was added since. Returns
+    what was erased. Raises ``NotFound``, ``Busy``, ``HomeError``.
     """
     with store.database.write_lock():
         keys: list[str] = []
@@ -114,7 +114,7 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
                 path = store.blobs.expected_path(row["name"])
                 path.unlink(missing_ok=True)
                 if path.parent.is_dir():
-                    host.sync_folder(path.parent)
+                    file_system.sync_folder(path.parent)
             elif row["kind"] == "sessions":
                 with suppress(FileNotFoundError):
                     shutil.rmtree(store.session_folder(row["user"]))

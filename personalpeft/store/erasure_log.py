@@ -1,9 +1,10 @@
 """The log of what was forgotten: a backup from before still holds it, and a restore forgets it again.
 
-A line names a user by a digest of the id and of the microsecond at which the user was made, an item
-by that and its id, and a layer by that and the time of its first revision. So the log has no words
-and no user's id, and a user of the same id who is made later is another one. It lies in the home
-and beside its backups, so that one of them outlives the loss of the other.
+A line names a user by a digest of the id and of the microsecond at which the user was made. It names
+an item by that digest and the item's id. It names a layer by that digest and the time of the layer's
+first revision. So the log has no words and no user's id, and a user who is made later with the same
+id is another one. It lies in the home and beside its backups, so that one of them outlives the loss
+of the other.
 
 Earlier versions named an item by its id alone, and a user by the id of the user's oldest item. Such
 a line counts for every user who has that item.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.store.database import Database, fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.rows import TOMBSTONE
@@ -105,7 +106,7 @@ class ErasureLog:
         listed = tuple(dict.fromkeys((*known, *folders)))
         if listed != known:
             text = json.dumps([str(each) for each in listed])
-            host.replace_file(self._home / _FOLDERS, text.encode())
+            file_system.replace_file(self._home / _FOLDERS, text.encode())
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that backups of this home were written to."""
@@ -210,5 +211,5 @@ def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:
         torn = b"\n" if data and not data.endswith(b"\n") else b""
         file.write(torn + b"".join(each.to_line() for each in new))
         file.flush()
-        host.sync_file(file.fileno())
-    host.sync_folder(path.parent)
+        file_system.sync_file(file.fileno())
+    file_system.sync_folder(path.parent)

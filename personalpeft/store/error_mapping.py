@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Busy, Damaged, HomeError, PersonalPeftError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | N
 def _map_os_error(error: OSError, home: Path) -> HomeError | Busy:
     if error.errno in _NO_SPACE:
         return _disk_full_error(home)
-    if host.is_in_use(error):
+    if file_system.is_in_use(error):
         return Busy(
             f"{error.filename2 or error.filename} is open in another program.",
             hint="Close that program and try again. If there is none, check who may write there.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged
 from personalpeft.store.database import Database, insert_rows
 from personalpeft.store.keys import ID_BYTES, KEY_BYTES, DataKey, HomeKeys
@@ -125,7 +125,7 @@ class FileCipher:
     def write_file(self, path: Path, data: bytes) -> None:
         """Write a file durably that belongs to no user. Raises ``OSError``."""
         home_key = self._keys.home if self._keys else None
-        host.replace_file(path, self.encrypt(data, path.name, home_key))
+        file_system.replace_file(path, self.encrypt(data, path.name, home_key))
 
     def read_file(self, path: Path) -> bytes:
         """Return the content of a file. Raises ``OSError``, and as ``decrypt``."""

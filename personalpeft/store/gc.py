@@ -23,7 +23,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Busy, HomeError
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.erasure import delete_pending_files
@@ -131,7 +131,7 @@ def _collect_parts(store: Store, dry_run: bool) -> Iterator[int]:
     for folder in store.home.glob("sessions/*/"):
         if any(folder.glob(pattern)):
             # While a user learns, the file may have a living writer.
-            user = host.from_folder_name(folder.name)
+            user = file_system.from_folder_name(folder.name)
             with suppress(Busy, HomeError), store.leases.acquire(learn_lease(user)):
                 for path in list(folder.glob(pattern)):
                     yield _delete(path, dry_run)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.settings import KeySettings
 from personalpeft.store.database import Database, create_file
@@ -138,7 +138,7 @@ def _list_names(home: Path) -> frozenset[str]:
 def _check_is_home(home: Path, names: Iterable[str]) -> None:
     if not home.exists():
         return
-    if not host.is_owner(home.stat()):
+    if not file_system.is_owner(home.stat()):
         raise HomeError(
             f"The home {home} belongs to another account (number {home.stat().st_uid}).",
             hint="Work under that account, or choose another home.",

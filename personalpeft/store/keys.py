@@ -18,7 +18,7 @@ from hashlib import scrypt
 from pathlib import Path
 from typing import NamedTuple
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import HomeError, InvalidInput
 from personalpeft.extras import extra_required
 from personalpeft.settings import KeySettings
@@ -289,6 +289,6 @@ def _write_keyring(name: str, text: str) -> None:
 def _write_key_file(path: Path, key: bytes) -> None:
     with map_home_errors(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with host.create_file(path) as file:
+        with file_system.create_file(path) as file:
             file.write(key.hex().encode() + b"\n")
-        host.sync_folder(path.parent)
+        file_system.sync_folder(path.parent)

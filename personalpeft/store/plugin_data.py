@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged, HomeError
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import create_file, open_connection
@@ -76,7 +76,7 @@ class PluginData:
             if read_file(path, self._cipher) is None:
                 self._cipher.write_file(path, data)
             # Also where it existed: its writer may have been killed before.
-            host.sync_folder(self.files)
+            file_system.sync_folder(self.files)
         return digest
 
     def read_file(self, digest: str) -> bytes | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
@@ -79,9 +79,9 @@ def reencrypt_home(
             copy.mkdir(mode=0o700)
             _copy_database(db, copy / path.name, new)
             files = _copy_files(store, copy, new, progress)
-            host.replace(copy, home / _DECIDED)
+            file_system.replace(copy, home / _DECIDED)
             on_error.pop_all()
-            host.sync_folder(home)
+            file_system.sync_folder(home)
             db.execute(f"pragma application_id={REPLACED_ID}")
         finish_reencryption(home)
     return files
@@ -105,14 +105,14 @@ def finish_reencryption(home: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        host.sync_folder(home)
-        host.replace(decided, moving)
+        file_system.sync_folder(home)
+        file_system.replace(decided, moving)
     if moving.is_dir():
         for path in sorted(moving.iterdir()):
-            host.replace(path, home / path.name)
-        host.sync_folder(home)
+            file_system.replace(path, home / path.name)
+        file_system.sync_folder(home)
         moving.rmdir()
-    host.sync_folder(home)
+    file_system.sync_folder(home)
 
 
 def _copy_database(db: sqlite3.Connection, path: Path, new: HomeKeys | None) -> None:
@@ -164,7 +164,7 @@ def _copy_files(
         with database.write_transaction() as db:
             db.execute("delete from data_key where user = ''")
         if new is not None:
-            host.replace_file(copy / ENCRYPTION, new.info.to_json())
+            file_system.replace_file(copy / ENCRYPTION, new.info.to_json())
         if problems := verify(target):
             raise Damaged(
                 f"The home has {len(problems)} problems and was not changed. The first: "
@@ -174,7 +174,7 @@ def _copy_files(
     for name in ("write.lock", "write.holder"):
         (copy / name).unlink(missing_ok=True)
     for folder in (*copy.glob("notes"), copy):
-        host.sync_folder(folder)
+        file_system.sync_folder(folder)
     return len({row["digest"] for row in rows})
 
 
@@ -193,7 +193,7 @@ def _copy_plugins(
             if (data := read_file(path, former)) is not None:
                 cipher.write_file(parent / path.name, data)
         for each in (*target.glob("*/"), target):
-            host.sync_folder(each)
+            file_system.sync_folder(each)
 
 
 def open_alone(path: Path, key: str | None) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from personalpeft import host
+from personalpeft import file_system
 
 _NEW, _FORMER = "restored", "replaced"
 
@@ -26,17 +26,17 @@ def replace_home(part: Path, home: Path) -> Path:
     """
     pairs = (_names(home, number) for number in count(1))
     new, former = next(pair for pair in pairs if not any(path.exists() for path in pair))
-    host.replace(part, new)
-    host.sync_folder(home.parent)
+    file_system.replace(part, new)
+    file_system.sync_folder(home.parent)
     try:
-        host.replace(home, former)
+        file_system.replace(home, former)
         try:
             finish_replacement(home)
         except OSError:
-            host.replace(former, home)
+            file_system.replace(former, home)
             raise
     except OSError:
-        host.replace(new, part)
+        file_system.replace(new, part)
         raise
     return former
 
@@ -54,8 +54,8 @@ def finish_replacement(home: Path) -> None:
     with suppress(FileNotFoundError):  # Another program has just done it.
         if home.exists():
             home.rmdir()
-        host.replace(new, home)
-    host.sync_folder(home.parent)
+        file_system.replace(new, home)
+    file_system.sync_folder(home.parent)
 
 
 def new_folders(home: Path) -> dict[int, Path]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import Damaged
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store.blobs import Blobs
@@ -72,10 +72,10 @@ class Store:
         data = self.cipher.encrypt(data, path.name, self.cipher.user_key(user))
         with map_home_errors(self.home):
             try:
-                host.replace_file(path, data)
+                file_system.replace_file(path, data)
             except FileNotFoundError:  # The first one, or a collection deleted the empty folder.
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                host.replace_file(path, data)
+                file_system.replace_file(path, data)
 
     def load_checkpoint(self, user: str, layer: str) -> bytes | None:
         """Return the last saved state, or None."""
@@ -100,7 +100,7 @@ class Store:
 
     def session_folder(self, user: str) -> Path:
         """Return the folder of a user's training state. It need not exist."""
-        return self.home / "sessions" / host.to_folder_name(check_user_id(user))
+        return self.home / "sessions" / file_system.to_folder_name(check_user_id(user))
 
     def _session_path(self, user: str, layer: str) -> Path:
         return self.session_folder(user) / f"{check_layer_name(layer)}.session"

@@ -17,7 +17,7 @@ from typing import Any
 import personalpeft
 from benchmarks import world_agents as agents
 from benchmarks.result_cache import Figures, ResultCache
-from personalpeft import User, host
+from personalpeft import User, file_system
 from personalpeft_world_model import (
     Outcome,
     Policy,
@@ -213,7 +213,7 @@ class _Bench:
         user = self.runtime.user(f"acts.{self.game}.{skill}")
         if start is not None:
             # As ``warm_start``, for a user who has nothing else of the model.
-            with host.temporary_folder() as folder:
+            with file_system.temporary_folder() as folder:
                 path = start.user.export_peft(folder / "adapter", layer=start.layer)
                 user.import_peft(path, layer=f"skill.{skill}")
         user.teach_many(agents.action_demonstrations(runs), skill=skill)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from personalpeft import Runtime, host
+from personalpeft import Runtime, file_system
 from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
@@ -207,7 +207,7 @@ def choose(call: RequestContext) -> LabeledComparison:
 @contextmanager
 def export(call: RequestContext) -> Iterator[ExportSummary]:
     """Yield the file, which exists inside the context only."""
-    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
         yield call.user.export(folder / f"{call.user.id}.personal", adapters=call.query.adapters)
 
 
@@ -224,14 +224,14 @@ def import_user(call: RequestContext) -> ImportSummary:
 @contextmanager
 def export_peft(call: RequestContext) -> Iterator[v.PackedFile]:
     """Yield the file as ``export`` does."""
-    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
         archive = folder / f"{call.user.id}.zip"
         zip_adapter(call.user.export_peft(folder / "peft", layer=call.query.layer), archive)
         yield v.PackedFile(archive, archive.stat().st_size)
 
 
 def import_peft(call: RequestContext) -> Revision:
-    with host.temporary_folder(LARGEST_FILE) as folder:
+    with file_system.temporary_folder(LARGEST_FILE) as folder:
         unzip_adapter(call.body, folder)
         return call.user.import_peft(folder, layer=call.query.layer)
 
@@ -239,7 +239,7 @@ def import_peft(call: RequestContext) -> Revision:
 @contextmanager
 def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
     """Yield the file as ``export`` does."""
-    with host.temporary_folder(2 * LARGEST_FILE) as folder:
+    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
         file = call.user.export_gguf(folder / f"{call.user.id}.gguf", layer=call.query.layer)
         yield v.PackedFile(file, file.stat().st_size)
 

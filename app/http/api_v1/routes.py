@@ -17,7 +17,7 @@ from typing import Any
 from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
-from personalpeft import Runtime, host
+from personalpeft import Runtime, file_system
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
@@ -148,7 +148,7 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
     if operation.upload:
         if request.mimetype != PERSONAL:
             raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-        with host.temporary_folder(validation.LARGEST_FILE) as folder:
+        with file_system.temporary_folder(validation.LARGEST_FILE) as folder:
             path = folder / "sent.personal"
             with path.open("wb") as file:
                 shutil.copyfileobj(request.stream, file)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from personalpeft import host
+from personalpeft import file_system, host
 from personalpeft.adapters.formats.gguf import write_gguf_lora
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, StagedStack
@@ -154,7 +154,7 @@ class LlamaCppBackend(BatchBackend):
 
 def load_stack(model: Model, names: GgufNames, stack: AdapterStack) -> LoraAdapter:
     """Write a stack as one GGUF LoRA and load it. The library reads from a path only."""
-    with host.temporary_file("stack.gguf") as file:
+    with file_system.temporary_file("stack.gguf") as file:
         write_gguf_lora(names, stack, file)
         return model.load_adapter(file)
 

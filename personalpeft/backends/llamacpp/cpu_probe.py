@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from personalpeft import host
-from personalpeft.host import write_file_atomically
+from personalpeft.file_system import write_file_atomically
 from personalpeft.types import canonical_digest
 
 log = logging.getLogger(__name__)

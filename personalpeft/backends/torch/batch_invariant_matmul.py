@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.openmp import limit_threads
-from personalpeft.host import write_file_atomically
+from personalpeft.file_system import write_file_atomically
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""

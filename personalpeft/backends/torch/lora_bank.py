@@ -94,7 +94,11 @@ class BatchedLoRA:
 def default_slots(architecture: Architecture, where: DeviceChoice, rows: int) -> int:
     """Return how many stacks a device has room for by default.
 
-    On a GPU each row may have a stack of its own, as far as the free memory allows.
+    Args:
+        architecture: Gives the size of a stack.
+        where: The device. On a GPU each row may have a stack of its own, as far as the free memory
+            allows.
+        rows: The rows of the largest batch.
     """
     if where.device.type != "cuda":
         return DEFAULT_SLOTS

@@ -206,6 +206,11 @@ def install_lora_layers(
 ) -> tuple[LoRAContext, list[FrozenLinear]]:
     """Replace each projection of a model that the architecture names.
 
+    Args:
+        model: The model, which is changed.
+        architecture: Names the projections.
+        make_linear: Makes the frozen product of the layers that share an input.
+
     Returns:
         The context that the owner sets for each pass, and the product of each group in each layer.
     """

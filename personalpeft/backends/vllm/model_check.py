@@ -22,7 +22,7 @@ from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.vllm.client import ServedModel, VllmClient
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
-from personalpeft.host import write_file_atomically
+from personalpeft.file_system import write_file_atomically
 from personalpeft.types import Sampling, Stack
 
 # Two scripts, digits, spaces and line ends, where tokenizers differ.

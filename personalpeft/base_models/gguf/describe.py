@@ -208,7 +208,7 @@ def _check_kind(fields: _Fields) -> str:
         )
     if architecture not in _ARCHITECTURES:
         raise fields.fail(
-            f"must have one of the architectures {', '.join(_ARCHITECTURES)}, got {architecture!a:.60}.",
+            f"must have an architecture of {', '.join(_ARCHITECTURES)}, got {architecture!a:.60}.",
             _OTHER_FILE,
         )
     if metadata.get(f"{architecture}.expert_count"):
@@ -301,7 +301,7 @@ def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]
     if kind not in _TOKENIZERS or splitting not in _TOKENIZERS[str(kind)]:
         known = ", ".join(str(name) for names in _TOKENIZERS.values() for name in names if name)
         raise fields.fail(
-            f"must split texts as {known}, got {kind!a:.30}, {splitting!a:.30}.", _OTHER_FILE
+            f"must split texts as one of {known}, got {kind!a:.30}, {splitting!a:.30}.", _OTHER_FILE
         )
     tokens = _values(metadata.get("tokenizer.ggml.tokens"), str)
     types = _values(metadata.get("tokenizer.ggml.token_type"), int)

@@ -30,7 +30,13 @@ def gguf_file(card: ModelCard, cache: Path) -> Path | None:
 
 
 def join_parts(card: ModelCard, parts: Sequence[Path], cache: Path) -> Path:
-    """Return the file that the parts of a card's GGUF file make."""
+    """Return the file that the parts of a card's GGUF file make.
+
+    Args:
+        card: The card.
+        parts: The parts, in their order. A single part is returned as it is.
+        cache: The folder where a joined file is stored.
+    """
     if len(parts) == 1:
         return parts[0]
     key = canonical_digest([sealed_digest(parts, cache), "joined"])

@@ -98,6 +98,7 @@ def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
     english = _read("probes.toml")
     texts = [_read("prompts", f"{language}.toml") for language in languages]
     prompts = [tomllib.loads(english), *map(tomllib.loads, texts)]
+    # Of the bytes of the files, which builds store. So their keys keep their former names.
     digests = [hashlib.sha256(text.encode()).hexdigest() for text in (english, *texts)]
     return GeneralPrompts(
         digest=canonical_digest(digests) if texts else digests[0],

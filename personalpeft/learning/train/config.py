@@ -227,7 +227,7 @@ class TrainingConfigs:
     memory: TrainingConfig
 
     def for_layer(self, layer: str) -> TrainingConfig:
-        """Return that of a layer: "style", "memory" or "skill.<name>"."""
+        """Return the configuration of a layer: "style", "memory" or "skill.<name>"."""
         config: TrainingConfig = getattr(self, layer.partition(".")[0])
         return config
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from personalpeft import Runtime, host
+from personalpeft import Runtime, file_system
 from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.formats.peft import export_peft, import_peft
@@ -254,7 +254,7 @@ class Checkpoints:
         """Return a checkpoint as a tar file of a PEFT folder."""
         base = self._runtime.base()
         out = io.BytesIO()
-        with host.temporary_folder() as folder:
+        with file_system.temporary_folder() as folder:
             peft = folder / "adapter"
             export_peft(self._adapter(row), base.architecture, peft, base_name=base.card.name)
             with tarfile.open(fileobj=out, mode="w") as tar:
@@ -315,7 +315,7 @@ class Checkpoints:
         adapter = self._adapter(self.find(owner, request.tinker_path))
         manifest = replace(adapter.manifest, layer=request.layer, below=(), parent=None)
         base = self._runtime.base()
-        with host.temporary_folder() as folder:
+        with file_system.temporary_folder() as folder:
             peft = folder / "adapter"
             export_peft(
                 replace(adapter, manifest=manifest),
@@ -427,7 +427,7 @@ class Checkpoints:
     def _user_layer(self, owner: str, path: str) -> Adapter:
         user, layer = _user_and_layer(owner, path)
         base = self._runtime.base()
-        with host.temporary_folder() as folder:
+        with file_system.temporary_folder() as folder:
             peft = folder / "adapter"
             self._runtime.user(user, create=False).export_peft(peft, layer=layer)
             return import_peft(peft, base.architecture, layer=layer, base=base.digest)

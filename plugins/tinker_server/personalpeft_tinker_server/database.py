@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import Busy
-from personalpeft.host import replace
+from personalpeft.file_system import replace
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.plugin_data import PluginData
 

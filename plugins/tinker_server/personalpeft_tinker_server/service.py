@@ -101,9 +101,9 @@ class Service:
             self._sampler.close()
             self._db.close()
 
-    def do_chores(self) -> None:
+    def run_maintenance(self) -> None:
         """Free what silent clients hold, now instead of in a few seconds."""
-        self._trainer.do_chores()
+        self._trainer.run_maintenance()
 
     # Owners
 

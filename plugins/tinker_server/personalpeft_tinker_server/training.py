@@ -47,7 +47,7 @@ IDLE_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
 # Seconds without a call after which a run leaves memory. Clients never say that they are done.
 _IDLE_RUN_SECONDS = 300.0
-_CHORES_SECONDS = 10.0
+_MAINTENANCE_SECONDS = 10.0
 # Seconds that calls wait for one with a lower number that the client never posted.
 _MISSING_SECONDS = 600.0
 
@@ -78,7 +78,7 @@ class Trainer:
         futures: Has the calls.
         checkpoints: Keeps saved weights.
         clock: The time.
-        chores: Called every few seconds between calls.
+        maintenance: Called every few seconds between calls.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Trainer:
         futures: Futures,
         checkpoints: Checkpoints,
         clock: Clock,
-        chores: Callable[[], None],
+        maintenance: Callable[[], None],
     ) -> None:
         self._runtime, self._db, self._futures = runtime, database, futures
-        self._checkpoints, self._clock, self._chores = checkpoints, clock, chores
+        self._checkpoints, self._clock, self._maintenance = checkpoints, clock, maintenance
         self._sources = Sources(runtime, database)
         self._runs: dict[str, _Run] = {}
         self._wake = threading.Condition(threading.RLock())
         self._news = False
         self._started = clock.now().timestamp()
         self._stopping = False
-        self._chores_due = False
+        self._maintenance_due = False
         self._thread = threading.Thread(
             target=self._work, name="personalpeft-tinker-training", daemon=True
         )
@@ -113,12 +113,12 @@ class Trainer:
             self._news = True
             self._wake.notify_all()
 
-    def do_chores(self) -> None:
-        """Have the thread do its chores now, and wait for that."""
+    def run_maintenance(self) -> None:
+        """Have the thread do its maintenance now, and wait for that."""
         with self._wake:
-            self._chores_due = True
+            self._maintenance_due = True
             self.notify()
-            self._wake.wait_for(lambda: self._stopping or not self._chores_due)
+            self._wake.wait_for(lambda: self._stopping or not self._maintenance_due)
 
     def close(self) -> None:
         """Stop after the running call, and free all sessions. Queued calls stay queued."""
@@ -128,17 +128,20 @@ class Trainer:
             self._thread.join()
 
     def _work(self) -> None:
-        last_chores = self._clock.timer()
+        last_maintenance = self._clock.timer()
         try:
             while not self._stopping:
                 calls: list[QueuedCall] = []
                 try:
-                    if self._chores_due or self._clock.timer() - last_chores >= _CHORES_SECONDS:
-                        last_chores = self._clock.timer()
-                        self._chores()
+                    if (
+                        self._maintenance_due
+                        or self._clock.timer() - last_maintenance >= _MAINTENANCE_SECONDS
+                    ):
+                        last_maintenance = self._clock.timer()
+                        self._maintenance()
                         self._evict_runs()
                         with self._wake:
-                            self._chores_due = False
+                            self._maintenance_due = False
                             self._wake.notify_all()
                     calls = self._ready_calls()
                     if calls:
@@ -358,7 +361,7 @@ class Trainer:
         )
         run.has_gradients = False
         run.session.restore(state)
-        # The chores, which erase by them, run on this thread.
+        # The maintenance, which erases by them, runs on this thread.
         self._sources.replace(run.spec.run, sources)
         run.spec = replace(run.spec, parent=parent)
         self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)

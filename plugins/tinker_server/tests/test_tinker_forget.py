@@ -63,7 +63,7 @@ def test_the_server_erases_the_files_and_calls_of_a_forgotten_user(
     if restarted:
         server = start()
     else:
-        server.extension.service.do_chores()
+        server.extension.service.run_maintenance()
     assert trace not in _bytes_of(server)
     assert list((server.runtime.settings.home / "tinker" / "files").iterdir()) == []
 
@@ -137,7 +137,7 @@ def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
         server = start()
         client = server.client(token=client.secret)
     else:
-        server.extension.service.do_chores()
+        server.extension.service.run_maintenance()
     assert [each["tinker_path"] for each in client.get("checkpoints")["checkpoints"]] == [kept]
     client.post("retrieve_future", {"request_id": sample}, status=410)
     assert count["checkpoints"] == 1 + len(copies)

@@ -107,7 +107,7 @@ def test_a_run_of_a_silent_client_leaves_memory_and_comes_back(start: Start) -> 
     losses = run.train(2)
     client = run.session.client
     client.ask("POST", f"sessions/{run.session.id}/finish", {})
-    server.extension.service.do_chores()
+    server.extension.service.run_maintenance()
     losses += run.train(2)
     assert losses == pytest.approx(expected, rel=1e-6)
 

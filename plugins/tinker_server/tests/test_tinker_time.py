@@ -49,7 +49,7 @@ def test_a_call_that_is_posted_again_after_its_result_was_deleted_is_not_execute
     undisturbed.step(0.0)
     moved.advance(HOUR + 60)
     client.post("session_heartbeat", {"session_id": run.session.id})
-    timed.extension.service.do_chores()
+    timed.extension.service.run_maintenance()
     again = run.submit("forward_backward", seq=5, **FB)
     with pytest.raises(CallFailed, match="past call 5") as failed:
         client.result(again)
@@ -68,7 +68,7 @@ def test_a_run_outlives_a_suspend_or_a_jump_of_the_clock(
     client = run.session.client
     before = client.result(request)
     moved.wall += days * 24 * HOUR
-    timed.extension.service.do_chores()
+    timed.extension.service.run_maintenance()
     assert client.result(request) == before
     losses += run.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
@@ -82,7 +82,7 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     # A jump back does not bring it back.
     moved.wall -= 48 * HOUR
     alive.session.client.post("session_heartbeat", {"session_id": alive.session.id})
-    timed.extension.service.do_chores()
+    timed.extension.service.run_maintenance()
     with pytest.raises(CallFailed, match="released"):
         silent.train(1)
     alive.train(1)
@@ -99,10 +99,10 @@ def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(
     for _ in range(3):
         moved.advance(0.7 * HOUR)
         client.post("session_heartbeat", {"session_id": session.id})
-        timed.extension.service.do_chores()
+        timed.extension.service.run_maintenance()
     assert session.sample(sampler, TEXT[:4])["sequences"]
     moved.advance(1.1 * HOUR)
-    timed.extension.service.do_chores()
+    timed.extension.service.run_maintenance()
     with pytest.raises(CallFailed, match="no weights"):
         session.sample(sampler, TEXT[:4])
     client.post("weights_info", {"tinker_path": listed["tinker_path"]}, status=404)
@@ -127,7 +127,7 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     for _ in range(6):
         moved.advance(61)
         session.client.post("session_heartbeat", {"session_id": session.id})
-        timed.extension.service.do_chores()
+        timed.extension.service.run_maintenance()
     session.run()
     # The second has a call that waits, so it still counts.
     body["model_seq_id"] = 3
@@ -153,7 +153,7 @@ def test_calls_that_wait_for_a_missing_number_end_with_a_text_that_names_it(
     ids.append(run.submit("forward_backward", missing + 3, **FB))
     run.seq = missing + 3
     client.post("session_heartbeat", {"session_id": run.session.id})
-    timed.extension.service.do_chores()
+    timed.extension.service.run_maintenance()
     assert len(timed.extension.service.futures.queued(in_runs=True)) == 3
     moved.advance(120)
     for request in ids:
@@ -175,7 +175,7 @@ def test_a_missing_number_may_still_come_after_a_restart(
         later = run.submit("optim_step", run.seq + 2, adam_params={})
     moved.advance(HOUR)
     with open_server(tmp_path / "home", clock=clock) as opened:
-        opened.extension.service.do_chores()
+        opened.extension.service.run_maintenance()
         run = run.on(opened)
         run.forward_backward([datum(TEXT)])
         assert run.session.client.result(later)["metrics"]

@@ -245,7 +245,7 @@ def test_a_run_whose_weights_are_not_finite_says_so_and_can_load_others(
     client = run.session.client
     if evicted:
         client.ask("POST", f"sessions/{run.session.id}/finish", {})
-        server.extension.service.do_chores()
+        server.extension.service.run_maintenance()
     for call in (run.forward, run.forward_backward):
         with pytest.raises(CallFailed, match="not finite") as failed:
             call([datum(TEXT)])

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft import InvalidInput, host
+from personalpeft import InvalidInput, file_system
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.types import Demonstration, Message
 from personalpeft_world_model.environment import State
@@ -153,7 +153,7 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
                 for trajectory in trajectories:
                     file.write(json.dumps(trajectory.to_chat(), ensure_ascii=False) + "\n")
                     count += 1
-            host.replace(part, path)
+            file_system.replace(part, path)
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be written: {error.strerror}.", hint="Name a file that does not exist."

@@ -141,7 +141,7 @@ def field(key: str, value: str) -> Callable[[Any], None]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another architecture": ({"architecture": "mamba"}, "architecture 'mamba'"),
+    "another architecture": ({"architecture": "mamba"}, "got 'mamba'"),
     "an adapter": ({"change": field("general.type", "adapter")}, "LoRA adapter"),
     "a vision part": ({"change": field("general.type", "mmproj")}, "vision part"),
     "a part of a file": ({"change": lambda w: w.add_uint16("split.count", 3)}, "parts of a model"),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from daemon_makers import World, at
 
-from personalpeft import HomeError, ServingFailed, User, host
+from personalpeft import HomeError, ServingFailed, User, file_system
 from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
-from personalpeft.learning.train import stage
+from personalpeft.learning.train import train_plans
 from personalpeft.types import Verdict
 from personalpeft_app.daemon.journal import Outcome
 from personalpeft_app.daemon.policy import Blocker
@@ -340,7 +340,7 @@ def the_disk_is_full_before_the_learn(world: World) -> None:
 
     world.advance(hours=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "replace_file", fail)
+        patch.setattr(file_system, "replace_file", fail)
         for _ in range(10):
             world.advance(minutes=1)
             with pytest.raises(HomeError):
@@ -479,7 +479,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
 ) -> None:
     enough_lessons(world)
     world.correct(9)
-    train, moved = stage.train, list[str]()
+    train, moved = train_plans.train, list[str]()
 
     def move_head(*args: object, **options: object) -> object:
         trained = train(*args, **options)  # type: ignore[arg-type]
@@ -488,7 +488,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
                 moved.append(str(other.user("ada").rollback("style", None).before))
         return trained
 
-    monkeypatch.setattr(stage, "train", move_head)
+    monkeypatch.setattr(train_plans, "train", move_head)
     world.run_for(hours=6)
     assert len(moved) == 1
     assert any(report.moved for report in world.reports())

@@ -24,7 +24,7 @@ from flask import Flask
 from http_makers import Caller, user_caller
 from runtime_makers import correct, open_runtime
 
-from personalpeft import PersonalPeftError, Runtime, host
+from personalpeft import PersonalPeftError, Runtime, file_system
 from personalpeft_app.cli import cli
 from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
@@ -51,7 +51,7 @@ def planted(
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(host, "shared_memory", lambda: folder)
+    monkeypatch.setattr(file_system, "shared_memory", lambda: folder)
     return folder
 
 
@@ -135,7 +135,7 @@ def test_secrets_of_a_session_stay_in_the_ledger(
 def test_files_of_users_that_are_sent_and_fetched_lie_in_memory(
     runtime: Runtime, app: Flask, admin: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    memory = host.shared_memory()
+    memory = file_system.shared_memory()
     if memory is None or shutil.disk_usage(memory).free < 1 << 30:
         pytest.skip("there is no room in memory for files")
     runtime.user("ada").remember(f"My dog is called {WORDS}.")

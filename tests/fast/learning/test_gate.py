@@ -78,24 +78,24 @@ def items(
 
 
 def evidence(**changes: Any) -> Evidence:
-    canaries = ProbeResults(
+    probe_results = ProbeResults(
         asked=6,
         right_before=5,
         still_right=5,
         base=BaseProbeResults("q", (0, 1, 2, 3), 0),
         kept_of_base=(0, 1, 2, 3),
     )
-    of_canaries = {
+    of_probes = {
         key: changes.pop(key) for key in tuple(changes) if key in ProbeResults.__dataclass_fields__
     }
     good = Evidence(
         undecided=items(improved=3),
         retention=items(tied=4),
         decided=(),
-        probes=canaries,
+        probes=probe_results,
         kl=0.1,
     )
-    return replace(good, probes=replace(canaries, **of_canaries), **changes)
+    return replace(good, probes=replace(probe_results, **of_probes), **changes)
 
 
 def judged_by(seen: Evidence) -> str:

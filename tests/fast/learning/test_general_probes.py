@@ -44,8 +44,8 @@ def test_style_that_repeats_the_question_is_not_counted_as_a_wrong_answer(
     with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         correct(ada)
-        canaries = ada.learn("style", accept=True).scores["probes"]
-    assert canaries["still_right"] == canaries["right_before"] == len(RIGHT)
+        probe_results = ada.learn("style", accept=True).scores["probes"]
+    assert probe_results["still_right"] == probe_results["right_before"] == len(RIGHT)
 
 
 def test_no_probe_is_worded_like_a_training_prompt() -> None:

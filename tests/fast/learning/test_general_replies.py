@@ -25,7 +25,7 @@ from personalpeft.learning.data.general_replies import (
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train import stage
+from personalpeft.learning.train import train_plans
 from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
 from personalpeft.types import Message, SignalKind, ToolCall
@@ -154,7 +154,7 @@ def record_general_replies(monkeypatch: pytest.MonkeyPatch) -> list[GeneralRepli
         seen.append(replies)
         return build_batches(plan, backend, replies, *rest)
 
-    monkeypatch.setattr(stage, "build_batches", recorded)
+    monkeypatch.setattr(train_plans, "build_batches", recorded)
     return seen
 
 
@@ -184,7 +184,7 @@ def test_few_shot_replies_are_distilled_into_prompts_without_examples(
         seen.extend(each for each in losses if isinstance(each, ContextDistillationLoss))
         return batches
 
-    monkeypatch.setattr(stage, "build_batches", recorded)
+    monkeypatch.setattr(train_plans, "build_batches", recorded)
     with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         correct(ada, EVERYDAY)

@@ -152,8 +152,8 @@ def test_memory_is_scoped_near_and_general_probes_are_judged_without_it(ada: Use
     report = ada.learn("memory", accept=True)
 
     assert {layer.name: layer.scope for layer in ada.layers()}["memory"] == "near"
-    canaries = report.scores["probes"]
-    assert canaries["still_right"] == canaries["right_before"]
+    probe_results = report.scores["probes"]
+    assert probe_results["still_right"] == probe_results["right_before"]
     assert report.verdict not in (None, Verdict.ABSTAINED)
 
 

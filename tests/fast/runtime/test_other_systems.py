@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 from runtime_makers import correct, greedy, open_runtime, quick_card
 
-from personalpeft import host
+from personalpeft import file_system, host
 from personalpeft.diagnostics import run_checks
 from personalpeft.errors import Busy
 from personalpeft_app.cli import cli
@@ -32,7 +32,8 @@ def other_system(
     """Take away what the system of that name lacks, and no other part of the process sees it."""
     name = str(request.param)
     monkeypatch.setattr(host, "sys", SimpleNamespace(platform=name))
-    monkeypatch.setattr(host, "Path", lambda path: Path(f"{tmp_path}/absent{path}"))
+    for module in (host, file_system):
+        monkeypatch.setattr(module, "Path", lambda path: Path(f"{tmp_path}/absent{path}"))
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "O_TMPFILE")

@@ -22,7 +22,16 @@ from runtime_makers import (
     style,
 )
 
-from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtime, User, host
+from personalpeft import (
+    Busy,
+    Cancelled,
+    Forgotten,
+    HomeError,
+    NotFound,
+    Runtime,
+    User,
+    file_system,
+)
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.fake import FakeSession
 from personalpeft.learning.outcomes import ReproductionOutcome
@@ -284,8 +293,8 @@ def test_repair_that_is_killed_or_finds_no_room_leaves_a_valid_home_and_can_be_r
     lose(home, revision)
     code = """
 import os, sys, personalpeft
-from personalpeft import host
-host.replace = lambda source, target: os.kill(os.getpid(), 9)
+from personalpeft import file_system
+file_system.replace = lambda source, target: os.kill(os.getpid(), 9)
 with personalpeft.open(sys.argv[1], backend="fake") as runtime:
     runtime.repair()
 """
@@ -301,7 +310,7 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(host, "replace", full)
+            patch.setattr(file_system, "replace", full)
             with pytest.raises(HomeError):
                 runtime.repair()
         assert not [*home.rglob("*.part")]

@@ -15,7 +15,15 @@ import pytest
 from runtime_makers import ask, correct, greedy, home_contents, open_runtime
 
 import personalpeft
-from personalpeft import Busy, Damaged, Forgotten, HomeError, InvalidInput, NotFound, host
+from personalpeft import (
+    Busy,
+    Damaged,
+    Forgotten,
+    HomeError,
+    InvalidInput,
+    NotFound,
+    file_system,
+)
 from personalpeft.store import database
 
 SECRET = "My locker code is 4711."
@@ -369,14 +377,14 @@ def test_log_that_cannot_be_read_or_is_not_there_keeps_forgotten_items_from_comi
 def test_home_comes_back_where_the_copy_cannot_take_its_place(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contents, replace = home_contents(home), host.replace
+    contents, replace = home_contents(home), file_system.replace
 
     def fail(source: Path, target: Path) -> None:
         if target == home and "replaced" not in source.name:
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    monkeypatch.setattr(host, "replace", fail)
+    monkeypatch.setattr(file_system, "replace", fail)
     with pytest.raises(HomeError):
         personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert home_contents(home) == contents
@@ -422,7 +430,7 @@ def test_certificate_names_what_restores_left(home: Path, tmp_path: Path) -> Non
 def test_restore_that_was_killed_between_its_renames_is_finished_by_the_next_opening(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    replace = host.replace
+    replace = file_system.replace
 
     def die(source: Path, target: Path) -> None:
         if target == home:
@@ -432,7 +440,7 @@ def test_restore_that_was_killed_between_its_renames_is_finished_by_the_next_ope
     with open_runtime(home) as runtime:
         runtime.forget_user("bo")
     with monkeypatch.context() as patched:
-        patched.setattr(host, "replace", die)
+        patched.setattr(file_system, "replace", die)
         with pytest.raises(KeyboardInterrupt):
             personalpeft.restore(tmp_path / "copies", home, replace=True)
     assert not home.exists()
@@ -455,7 +463,7 @@ def test_restore_that_was_killed_between_its_renames_is_finished_by_the_next_ope
 def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = host.replace
+    replace = file_system.replace
 
     def die(source: Path, target: Path) -> None:
         if source == home:
@@ -463,7 +471,7 @@ def test_restored_folder_whose_home_was_never_moved_aside_is_not_used(
         replace(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(host, "replace", die)
+        patched.setattr(file_system, "replace", die)
         with pytest.raises(KeyboardInterrupt):
             personalpeft.restore(tmp_path / "copies", home, replace=True)
     with open_runtime(home) as runtime:

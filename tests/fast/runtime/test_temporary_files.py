@@ -14,7 +14,7 @@ import pytest
 from backend_makers import random_stack
 from runtime_makers import open_runtime
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.backends.base import Backend
 from personalpeft.backends.llamacpp.backend import load_stack
 from personalpeft.base_models.gguf.tensor_names import gguf_names
@@ -27,11 +27,11 @@ def folder(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """The folder of temporary files, in memory where there is some. No other test uses it."""
-    parent = host.shared_memory() if request.param == "memory" else None
+    parent = file_system.shared_memory() if request.param == "memory" else None
     with tempfile.TemporaryDirectory(dir=parent or tmp_path) as own:
         folder = Path(own)
         monkeypatch.setattr(tempfile, "tempdir", own)
-        monkeypatch.setattr(host, "shared_memory", lambda: folder if parent else None)
+        monkeypatch.setattr(file_system, "shared_memory", lambda: folder if parent else None)
         yield folder
 
 
@@ -73,7 +73,7 @@ def test_leftover_of_a_killed_process_is_deleted_at_the_next_opening(
     load_and_die(torch_tiny)
     (left,) = temporary_folders(folder) - before
     assert [path.name for path in left.iterdir()] == ["stack.gguf"]
-    with host.temporary_folder() as own, open_runtime(home):
+    with file_system.temporary_folder() as own, open_runtime(home):
         assert own.parent == folder
         assert not left.exists()
         # That of a living process stays.

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
-from personalpeft import host
+from personalpeft import file_system
 from personalpeft.errors import HomeError
 from personalpeft.store.gc import collect_garbage, delete_partial_files
 from personalpeft.store.integrity import verify
@@ -220,7 +220,7 @@ def test_backup_that_was_killed_is_deleted(home: Path, tmp_path: Path) -> None:
     with opened(home) as store:
         add_fact(store)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "sync_folder", kill)
+            patch.setattr(file_system, "sync_folder", kill)
             with pytest.raises(Killed):
                 Maintenance(store).back_up(tmp_path / "copies")
         (part,) = (tmp_path / "copies").glob("copy-*")

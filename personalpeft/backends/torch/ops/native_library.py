@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from personalpeft import host
+from personalpeft import file_system, host
 from personalpeft.backends.processor import KERNELS
 
 _SOURCES = ("decode.cpp", "training.cpp", "unpack.cpp")
@@ -75,7 +75,7 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
                 return library
             with tempfile.TemporaryDirectory(dir=path.parent) as work:
                 # In one step, so that no process loads half a file.
-                host.replace(_compile(files, options, Path(work)), path)
+                file_system.replace(_compile(files, options, Path(work)), path)
             return ctypes.CDLL(str(path))
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
@@ -104,7 +104,7 @@ def _make_private(folder: Path) -> str:
     ours = (folder.parent.parent, folder.parent, folder)
     for each in ours:
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(each) and host.is_owner(each.stat()):
+        if not _is_private(each) and file_system.is_owner(each.stat()):
             each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
             for library in folder.parent.glob("*/native.so"):
                 # This fails in another account's folder, which is refused anyway.
@@ -122,12 +122,16 @@ def _is_private(path: Path) -> bool:
         about = path.lstat()
     except FileNotFoundError:
         return False
-    return (host.is_owner(about) or about.st_uid == 0) and host.only_owner_writes(about)
+    return (file_system.is_owner(about) or about.st_uid == 0) and file_system.only_owner_writes(
+        about
+    )
 
 
 def _first_world_writable(path: Path) -> Path | None:
     """Return the nearest folder above a path in which every account can replace what is there."""
-    return next((each for each in path.parents if host.all_can_replace_in(each.stat())), None)
+    return next(
+        (each for each in path.parents if file_system.all_can_replace_in(each.stat())), None
+    )
 
 
 def _unsafe_folder_message(path: Path) -> str:

@@ -28,7 +28,7 @@ from personalpeft.backends.torch.lora_layers import ActiveLoRA
 from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
 from personalpeft.backends.torch.training.packing import group_by_prefix, pack
-from personalpeft.host import read_checked_file, write_checked_file
+from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The train stage: from plans to trained weights, for a learn, a rebase and a reproduction alike."""
+"""Train plans, together or alone: for a learn, a rebase and a reproduction alike."""
 
 from __future__ import annotations
 
