@@ -141,7 +141,7 @@ def signals(common: GlobalOptions, everything: bool) -> None:
             format_time(each.signal.at),
             _format_source(each.signal),
             str(each.signal.kind),
-            each.layer or each.place.text,
+            each.layer or str(each.place),
             ", ".join([each.use, *(f"{kind} replaced" for kind in _removed_kinds(each))]),
             each.revision or "",
             each.why,
