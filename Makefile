@@ -40,7 +40,7 @@ TEST_FOLDERS = $(STRICT); MADE=; trap 'rm -rf $$MADE' EXIT; \
 # One thread in each of the processes that test side by side. Where a test needs more, those that wait do not spin: with spinning,
 # a test on llama.cpp took ten times as long beside others. A test on the real base has all processors to itself.
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests plugins -q -n $(WORKERS) --dist worksteal
-ON_THE_REAL_BASE = $(BIN)/pytest tests -q
+ON_THE_REAL_BASE = $(BIN)/pytest tests/slow -q
 
 test: lint ## Check what is promised, in ten minutes
 	@$(TEST_FOLDERS); \

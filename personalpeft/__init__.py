@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.status import TrainingStatus
     from personalpeft.provenance import Provenance
     from personalpeft.rebase import RebaseReport
-    from personalpeft.reproduction import RebuildReport, RepairReport
+    from personalpeft.reproduction import RepairReport, ReproductionReport
     from personalpeft.restoration import RestoreReport, restore
     from personalpeft.runtime import Runtime
     from personalpeft.settings import ImplicitFeedback, Serving, VllmServer
@@ -96,9 +96,9 @@ __all__ = [
     "Provenance",
     "QueueFull",
     "RebaseReport",
-    "RebuildReport",
     "RepairReport",
     "Reply",
+    "ReproductionReport",
     "RestoreReport",
     "Runtime",
     "Serving",
@@ -128,9 +128,9 @@ _LAZY = {
     "LearnReport": "personalpeft.learning.report",
     "Provenance": "personalpeft.provenance",
     "RebaseReport": "personalpeft.rebase",
-    "RebuildReport": "personalpeft.reproduction",
     "RepairReport": "personalpeft.reproduction",
     "Reply": "personalpeft.chat.reply",
+    "ReproductionReport": "personalpeft.reproduction",
     "RestoreReport": "personalpeft.restoration",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
@@ -145,7 +145,12 @@ _LAZY = {
     "restore": "personalpeft.restoration",
     "verify_certificate": "personalpeft.certificate",
 }
-_RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}
+_RENAMED = {
+    "Digest": "ActivitySummary",
+    "Learning": "TrainingStatus",
+    "RebuildReport": "ReproductionReport",
+    "Why": "Provenance",
+}
 
 
 @accept_renamed_arguments(observing="implicit_feedback")
@@ -204,7 +209,7 @@ def open(
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Serving, VllmServer, resolve
-    from personalpeft.store.encryption import check_takes_passphrase
+    from personalpeft.store.keys import check_takes_passphrase
 
     check_types(
         "personalpeft.open",

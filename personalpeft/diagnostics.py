@@ -207,8 +207,8 @@ class _Checks:
         return f"llama.cpp has {probed.reason}"
 
     def _check_home(self) -> str:
-        from personalpeft.store.encryption import ENCRYPTION
         from personalpeft.store.home import DATABASE
+        from personalpeft.store.keys import ENCRYPTION
 
         home = self._settings.home
         if not home.exists():

@@ -12,7 +12,8 @@ from pathlib import Path
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings, resolve
-from personalpeft.store.encryption import (
+from personalpeft.store.home import open_store
+from personalpeft.store.keys import (
     ENCRYPTION,
     EncryptionInfo,
     KeySource,
@@ -21,7 +22,6 @@ from personalpeft.store.encryption import (
     make_keys,
     read_info,
 )
-from personalpeft.store.home import open_store
 from personalpeft.store.reencryption import is_decided, reencrypt_home
 from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store

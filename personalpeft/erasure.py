@@ -240,13 +240,13 @@ def forget(
     rebuild: bool,
     dry_run: bool,
     certificate: bool,
-    rebuild_again: Callable[[str], Json] | None,
+    reproduce: Callable[[str], Json] | None,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
     """Implement ``User.forget``, which documents the arguments.
 
-    ``rebuild_again`` builds a revision a second time and returns how that ended.
+    ``reproduce`` builds a revision again and returns how that ended.
     """
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
@@ -323,7 +323,7 @@ def forget(
             not_rebuilt[layer] = error.message
     signed = None
     if draft is not None:
-        signed = draft.finish(plan, erased, rebuilt, not_rebuilt, rebuild_again)
+        signed = draft.finish(plan, erased, rebuilt, not_rebuilt, reproduce)
     return report(
         plan,
         reports=erased.reports,

@@ -121,7 +121,7 @@ class CertificateDraft:
         erased: ErasureResult,
         rebuilt: Sequence[LearnReport],
         not_rebuilt: Mapping[str, str],
-        rebuild_again: Callable[[str], Json] | None,
+        reproduce: Callable[[str], Json] | None,
     ) -> Certificate:
         """Describe the outcome, measure again, and sign.
 
@@ -130,7 +130,7 @@ class CertificateDraft:
             erased: What was.
             rebuilt: The learns that followed.
             not_rebuilt: Why layers were not rebuilt, by layer.
-            rebuild_again: Builds a live revision a second time, and returns how that ended.
+            reproduce: Builds a live revision again, and returns how that ended.
                 None skips the check.
         """
         statement, store = self._statement, self._services.store
@@ -150,8 +150,8 @@ class CertificateDraft:
         ]
         statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(not_rebuilt)]
         statement["equality"] = self._check_inputs(plan)
-        if rebuild_again is not None:
-            statement["equality"]["rebuilds"] = self._rebuild_again(rebuild_again)
+        if reproduce is not None:
+            statement["equality"]["rebuilds"] = self._reproduce_heads(reproduce)
         entries, head = read_chain_head(store.database, self._user)
         statement["chain"] = {"entries": entries, "head": head}
         return self._sign()
@@ -273,7 +273,7 @@ class CertificateDraft:
         holds_all = all(each["holds"] for each in checked) if checked else None
         return {"check": "inputs", "holds": holds_all, "revisions": checked}
 
-    def _rebuild_again(self, build: Callable[[str], Json]) -> list[Json]:
+    def _reproduce_heads(self, build: Callable[[str], Json]) -> list[Json]:
         """Return how a second build of each live revision ended."""
         ended: list[Json] = []
         for head in self._live():

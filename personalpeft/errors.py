@@ -107,7 +107,7 @@ class BuildMismatch(PersonalPeftError, ValueError):
 class LedgerMoved(PersonalPeftError, RuntimeError):
     """A learn's result does not fit: a head moved, or something was forgotten or retracted.
 
-    The result is to be dropped. Also raised for a result that was published before.
+    The result is to be dropped. Also raised for a result that was recorded before.
     """
 
 

@@ -6,7 +6,7 @@ what it appended to the ledgers. ``apply_result`` appends that in the user's own
 are zip files (``store.archive_file``).
 
 Invariants: nothing in an archive is trusted. A bundle is learned only on its base, in its build
-format and by its recipe. A result is published whole or dropped, and at most once. After a learn
+format and by its recipe. A result is recorded whole or dropped, and at most once. After a learn
 the other home holds nothing of its user.
 """
 

@@ -1,4 +1,4 @@
-"""Build recorded revisions again from the ledger: to check them, and to repair a home.
+"""Reproduce recorded revisions from the ledger: to check them, and to repair a home.
 
 Invariants: a check changes nothing in the home. A repair only puts back a file whose digest comes
 out as recorded, so no revision ever changes.
@@ -24,7 +24,7 @@ from personalpeft.learning.candidate import (
     recorded_environment,
 )
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
 from personalpeft.learning.train.stage import train_alone
 from personalpeft.services import Services
@@ -41,7 +41,7 @@ _UNKNOWN = "not recorded"
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """How near a rebuilt adapter is to the recorded one.
+    """How near a reproduced adapter is to the recorded one.
 
     Attributes:
         distance: The length of the difference of all weights, relative to the recorded ones.
@@ -62,8 +62,8 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildReport(HasJson):
-    """How the rebuild of one revision ended.
+class ReproductionReport(HasJson):
+    """How the reproduction of one revision ended.
 
     Attributes:
         digest: The recorded digest.
@@ -71,7 +71,7 @@ class RebuildReport(HasJson):
         same_inputs: Whether lessons, recipe, base and the revisions below are as recorded.
         closeness: How near the weights are; None where equal, or where the recorded file is gone.
         recorded: The environment of the first build. Earlier versions recorded none.
-        here: The environment of the rebuild.
+        here: The environment of the new build.
         detail: What is missing, in words.
         seconds: How long it took.
     """
@@ -81,7 +81,7 @@ class RebuildReport(HasJson):
     user: str
     layer: str
     revision: str
-    outcome: RebuildOutcome
+    outcome: ReproductionOutcome
     digest: str
     rebuilt: str | None = None
     same_inputs: bool = False
@@ -94,7 +94,7 @@ class RebuildReport(HasJson):
     @property
     def equal(self) -> bool:
         """Whether the rebuilt file has the recorded digest."""
-        return self.outcome is RebuildOutcome.EQUAL
+        return self.outcome is ReproductionOutcome.EQUAL
 
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
@@ -108,7 +108,7 @@ class RebuildReport(HasJson):
         lines = [f"{self.user} · {self.revision}: {self.outcome.text}"]
         if self.detail:
             lines.append(f"  {self.detail}")
-        if self.outcome is RebuildOutcome.DIFFERENT:
+        if self.outcome is ReproductionOutcome.DIFFERENT:
             lines.append(f"  recorded {self.digest[:12]}, rebuilt {(self.rebuilt or '')[:12]}")
             near = self.closeness or "not known, since the recorded file is missing or damaged"
             lines.append(f"  how near: {near}")
@@ -148,8 +148,8 @@ class RepairReport(HasJson):
         problems: What ``Runtime.verify`` finds afterwards.
     """
 
-    repaired: tuple[RebuildReport, ...] = ()
-    unrepaired: tuple[RebuildReport, ...] = ()
+    repaired: tuple[ReproductionReport, ...] = ()
+    unrepaired: tuple[ReproductionReport, ...] = ()
     live: frozenset[str] = frozenset()
     parts: int = 0
     problems: tuple[Problem, ...] = ()
@@ -164,32 +164,32 @@ class RepairReport(HasJson):
             lines.append(f"partial files deleted: {self.parts}")
         return "\n".join(lines)
 
-    def _remedy(self, report: RebuildReport) -> str:
+    def _remedy(self, report: ReproductionReport) -> str:
         """Return what can be done about a file that was not put back."""
-        if report.outcome is RebuildOutcome.OTHER_BASE:
+        if report.outcome is ReproductionOutcome.OTHER_BASE:
             return "to repair it, name its base: personalpeft verify --repair --base NAME"
         name = f"{report.layer} --user {report.user}"
         if f"{report.user}/{report.revision}" in self.live:
             return (
                 "it is live and stays so, but cannot answer. Restore the file from a backup, or roll"
                 f" back and learn again: personalpeft rollback {name}; personalpeft learn"
-                f" --from-nothing --layer {name}"
+                f" --from-scratch --layer {name}"
             )
         return "it is not live: only a rollback to it needs the file, which a backup may have"
 
 
-def check_rebuild(
+def reproduce(
     services: Services,
     user: str,
     revision_id: str,
     *,
     progress: Progress,
     cancelled: Callable[[], bool],
-) -> RebuildReport:
-    """Implement ``User.check_rebuild``, which documents the arguments."""
+) -> ReproductionReport:
+    """Implement ``User.reproduce``, which documents the arguments."""
     revision = services.store.catalog.revision(user, revision_id)
     with services.model.learning():
-        report, _ = _rebuild(services, revision, progress, cancelled)
+        report, _ = _reproduce(services, revision, progress, cancelled)
     return report
 
 
@@ -199,8 +199,8 @@ def repair(
     """Implement ``Runtime.repair``, which documents the arguments. ``problems`` are left out."""
     store = services.store
     parts = delete_partial_files(store)
-    repaired: list[RebuildReport] = []
-    left: dict[str, RebuildReport] = {}
+    repaired: list[ReproductionReport] = []
+    left: dict[str, ReproductionReport] = {}
     waiting = list(find_lost_blobs(store))
     if waiting:
         with services.model.learning():
@@ -215,7 +215,7 @@ def repair(
                         left.pop(blob.digest, None)
                         continue
                     left[blob.digest] = report
-                    if report.outcome is RebuildOutcome.INPUTS_MISSING:
+                    if report.outcome is ReproductionOutcome.INPUTS_MISSING:
                         again.append(blob)
                 # What was put back may be the missing input of another.
                 waiting = again if len(repaired) > count else []
@@ -230,7 +230,7 @@ def repair(
 
 def _repair_blob(
     services: Services, blob: LostBlob, progress: Progress, cancelled: Callable[[], bool]
-) -> RebuildReport | None:
+) -> ReproductionReport | None:
     """Build a file again for one of its revisions, and put it back where the digest is right.
 
     Returns the report of the last revision that was tried. None: all are forgotten by now, or
@@ -247,23 +247,23 @@ def _repair_blob(
                 revision = store.catalog.revision(user, revision_id)
             except NotFound:
                 continue
-            report, data = _rebuild(services, revision, progress, cancelled)
+            report, data = _reproduce(services, revision, progress, cancelled)
             if report.equal:
                 store.blobs.put(user, data)
                 return report
     return report
 
 
-def _rebuild(
+def _reproduce(
     services: Services, revision: Revision, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[RebuildReport, bytes]:
+) -> tuple[ReproductionReport, bytes]:
     """Build a revision again, and return the report and the file; no bytes if nothing was built."""
     began = services.clock.timer()
     about = revision.user, revision.layer, revision.id
     configs = Learner.from_services(services).recipes
     plan = plan_reproduction(services, configs, revision)
     if isinstance(plan, Obstacle):
-        report = RebuildReport(*about, plan.outcome, revision.digest, detail=plan.detail)
+        report = ReproductionReport(*about, plan.outcome, revision.digest, detail=plan.detail)
         return report, b""
     weights = train_alone(
         services, plan, progress=progress, cancelled=cancelled, keeps_checkpoints=False
@@ -271,9 +271,9 @@ def _rebuild(
     blob = pack(build_adapter(plan, weights))
     rebuilt = hashlib.sha256(blob).hexdigest()
     is_equal = rebuilt == revision.digest
-    report = RebuildReport(
+    report = ReproductionReport(
         *about,
-        RebuildOutcome.EQUAL if is_equal else RebuildOutcome.DIFFERENT,
+        ReproductionOutcome.EQUAL if is_equal else ReproductionOutcome.DIFFERENT,
         revision.digest,
         rebuilt,
         plan.has_same_inputs,

@@ -35,7 +35,6 @@ from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_hom
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Row, open_connection
-from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys, load_keys
 from personalpeft.store.erasure_log import (
     LOG,
     ErasureLog,
@@ -46,9 +45,11 @@ from personalpeft.store.erasure_log import (
     read_tombstones,
 )
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
 from personalpeft.store.integrity import find_lost_blobs, verify_database
+from personalpeft.store.keys import ENCRYPTION, HomeKeys, load_keys
 from personalpeft.store.locks import Lock
 from personalpeft.store.maintenance import RESTORED, Maintenance
 from personalpeft.store.publications import read_publications

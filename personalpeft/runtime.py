@@ -311,7 +311,7 @@ class Runtime(
         Each layer is built from the ledger, with the recipe of the other base's card. Both stacks
         are asked the same held-out questions. Where the user had layers on that base before, these
         are continued, so going back trains nothing that is not new. Naming the open base builds the
-        layers from nothing, such as after a change of its recipe. The former revisions stay. After
+        layers from scratch, such as after a change of its recipe. The former revisions stay. After
         the switch the layers answer on the other base only: open it. A cancelled rebase finds what
         it built again.
 
@@ -374,7 +374,7 @@ class Runtime(
         cancelled: Callable[[], bool] = not_cancelled,
         paused: Callable[[], bool] = not_cancelled,
     ) -> tuple[bytes, ...]:
-        """Learn for users of other homes, and return what each home publishes by ``apply_learn``.
+        """Learn for users of other homes, and return what each home records by ``apply_learn``.
 
         The users are copied into this home, learn together as in ``learn_many``, and are erased
         again, also after an error. So open a home that has no users.

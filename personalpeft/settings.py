@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from personalpeft.arguments import check_choice, check_number
-from personalpeft.deprecation import accept_renamed_arguments
+from personalpeft.deprecation import accept_renamed_arguments, warn_renamed
 from personalpeft.errors import HomeError, InvalidInput
 
 HOME = "PERSONALPEFT_HOME"
@@ -48,6 +48,7 @@ LearningDevice: TypeAlias = Literal["auto", "cpu", "cuda"]
 """
 
 
+@accept_renamed_arguments(patience="retry_seconds")
 @dataclass(frozen=True, slots=True)
 class VllmServer:
     """The vLLM server of the vLLM backend.
@@ -61,7 +62,7 @@ class VllmServer:
         resolves: Whether the servers find stacks by name (``plugins/vllm_resolver``).
         certificate: A PEM file to trust besides the system's.
         timeout: The longest silence within a response, in seconds.
-        patience: How long unanswered requests are retried, in seconds.
+        retry_seconds: How long unanswered requests are retried, in seconds.
 
     Raises:
         InvalidInput: A value is out of bounds.
@@ -75,7 +76,7 @@ class VllmServer:
     resolves: bool = False
     certificate: Path | None = None
     timeout: float = 120.0
-    patience: float = 10.0
+    retry_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if not _is_address(self.url.strip()):
@@ -90,7 +91,7 @@ class VllmServer:
             )
         object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
         check_number("timeout", self.timeout, 0.1, 1e6)
-        check_number("patience", self.patience, 0, 1e6)
+        check_number("retry_seconds", self.retry_seconds, 0, 1e6)
 
 
 def _key_folder() -> Path:
@@ -221,6 +222,9 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
     """Read the variables after ``PERSONALPEFT_VLLM_``; None without a URL."""
     if "URL" not in values:
         return None
+    if "PATIENCE" in values:
+        warn_renamed(f"{VLLM}PATIENCE", f"{VLLM}RETRY_SECONDS")
+        values = {"RETRY_SECONDS": values["PATIENCE"], **values}
     folder, certificate = values.get("FOLDER"), values.get("CA")
     resolves = values.get("RESOLVES", "0")
     check_choice(f"{VLLM}RESOLVES", resolves, Literal["0", "1"])
@@ -234,7 +238,7 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
         certificate=_absolute(certificate) if certificate else None,
         **{
             name.lower(): _seconds(name, values[name])
-            for name in ("TIMEOUT", "PATIENCE")
+            for name in ("TIMEOUT", "RETRY_SECONDS")
             if name in values
         },
     )
@@ -267,7 +271,7 @@ def _seconds(name: str, value: str) -> float:
     except ValueError:
         raise InvalidInput(
             f"{VLLM}{name} must be a number of seconds, got {value!a}.",
-            hint="Give a number, such as 60.",
+            hint="Give it a number, such as 60.",
         ) from None
 
 

@@ -335,7 +335,7 @@ class Revision:
         id: ``<layer>@<first 12 hex digits of digest>``.
         digest: SHA-256 of the packed file.
         base: Digest of the base.
-        parent: The revision that the build started from; None for a build from nothing.
+        parent: The revision that the build started from; None for a build from scratch.
         below: The stack that it was trained on.
         recipe: The training configuration.
         inputs: Digest of all inputs of the build: signals, recipe, base and the revisions below.

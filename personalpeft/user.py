@@ -49,7 +49,7 @@ from personalpeft.learning.train.config import Start
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.provenance import Provenance, build_provenance
-from personalpeft.reproduction import RebuildReport, check_rebuild
+from personalpeft.reproduction import ReproductionReport, reproduce
 from personalpeft.services import Services
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
@@ -87,11 +87,14 @@ def _same_parameters_as(
 
 
 RENAMED_ATTRIBUTES = {
+    "check_rebuild": "reproduce",
     "digest": "activity_summary",
     "learning": "training_status",
     "lessons": "signal_statuses",
     "observe": "record_implicit_feedback",
     "remove_item": "retract_item",
+    "review": "review_probation",
+    "scope": "set_scope",
     "weigh": "set_weight",
 }
 """Deprecated attributes of a user, here and in the client of a server, and their names now."""
@@ -481,7 +484,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Args:
             layer: The layer to learn. None learns all with something new, lowest first.
-            start: "auto" continues the live revision where possible; "nothing" builds from all
+            start: "auto" continues the live revision where possible; "scratch" builds from all
                 lessons.
             seconds: Budget of training time. The next learn continues.
             steps: Budget of training steps a layer. The next learn continues.
@@ -528,7 +531,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         )
         return Learner.from_services(self._services).learn(self.id, layer, options)
 
-    def review(self) -> tuple[LearnReport, ...]:
+    def review_probation(self) -> tuple[LearnReport, ...]:
         """End the probations that the feedback so far decides, and return a report of each.
 
         Feedback, retractions and learns do this too, unless another learn runs. Raises ``Busy``
@@ -646,13 +649,13 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         return stacks.rollback(self._services, self.id, layer, to)
 
-    def check_rebuild(
+    def reproduce(
         self,
         revision: str,
         *,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
-    ) -> RebuildReport:
+    ) -> ReproductionReport:
         """Build a revision again from the ledger, and compare its digest. Changes nothing.
 
         On the same kind of processor, with the same versions of libraries, the bytes are the same.
@@ -668,9 +671,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Forgotten: It was forgotten.
             Cancelled, ServingFailed: See ``User``.
         """
-        return check_rebuild(
-            self._services, self.id, revision, progress=progress, cancelled=cancelled
-        )
+        return reproduce(self._services, self.id, revision, progress=progress, cancelled=cancelled)
 
     def set_weight(self, layer: str, weight: float) -> None:
         """Set how strongly a layer is added: 1 as trained, 0 not at all, from -2 to 2.
@@ -679,7 +680,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         self._services.store.catalog.set_weight(self.id, layer, weight)
 
-    def scope(self, layer: str, scope: Scope) -> None:
+    def set_scope(self, layer: str, scope: Scope) -> None:
         """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
 
         A style defaults to "always", other layers to "near". A skill has a scope as
@@ -687,6 +688,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         self._services.store.catalog.set_scope(self.id, layer, scope)
 
+    @accept_renamed_arguments(check_rebuild="reproduce")
     def forget(
         self,
         item: Reply | Turn | str,
@@ -695,7 +697,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         rebuild: bool = True,
         dry_run: bool = False,
         certificate: bool = False,
-        check_rebuild: bool = False,
+        reproduce: bool = False,
         progress: Progress = no_progress,
         cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
@@ -716,7 +718,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             certificate: Make a signed certificate, ``report.certificate``. It measures how far the
                 model knew the items, before and after, which takes a minute or more. After a kill
                 there is none.
-            check_rebuild: Build each live revision again for the certificate, and state whether the
+            reproduce: Build each live revision again for the certificate, and state whether the
                 bytes are equal. That takes as long as the learns did.
             progress: See ``User``.
             cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
@@ -727,18 +729,18 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             Busy: See ``User``.
             Cancelled: ``cancelled`` returned True before anything was erased.
             InvalidInput: ``item`` is no reply, turn, id or layer, the turn is in no conversation,
-                or ``check_rebuild`` is given without ``certificate``.
+                or ``reproduce`` is given without ``certificate``.
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
-        if check_rebuild and not certificate:
+        if reproduce and not certificate:
             raise InvalidInput(
-                "check_rebuild is a part of a certificate.", hint="Give certificate=True as well."
+                "reproduce is a part of a certificate.", hint="Give certificate=True as well."
             )
         item_id = item if isinstance(item, str) and item != LAST else self.turn(item).id
 
-        def rebuild_again(revision: str) -> Mapping[str, str | None]:
-            report = self.check_rebuild(revision, progress=progress, cancelled=cancelled)
+        def reproduce_revision(revision: str) -> Mapping[str, str | None]:
+            report = self.reproduce(revision, progress=progress, cancelled=cancelled)
             return {"outcome": str(report.outcome), "rebuilt": report.rebuilt}
 
         return erasure.forget(
@@ -749,7 +751,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             rebuild=rebuild,
             dry_run=dry_run,
             certificate=certificate,
-            rebuild_again=rebuild_again if check_rebuild else None,
+            reproduce=reproduce_revision if reproduce else None,
             progress=progress,
             cancelled=cancelled,
         )
@@ -882,7 +884,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         return learn_bundles.make_bundle(self._services, self.id, layer, options)
 
     def apply_learn(self, result: bytes) -> LearnReport:
-        """Publish a result of ``Runtime.learn_bundles``, all of it in one transaction.
+        """Record a result of ``Runtime.learn_bundles``, all of it in one transaction.
 
         Turns and signals that came meanwhile stay for the next learn. Every digest is recomputed
         and every adapter validated first. Loads no model.
@@ -895,7 +897,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         Raises:
             LedgerMoved: Since the bundle was made a head moved, a signal was retracted or something
-                was forgotten. Also if this result was published before. Drop the result.
+                was forgotten. Also if this result was recorded before. Drop the result.
             BaseMismatch, BuildMismatch: It was learned on another base or by another recipe.
             PersonalFileError: It is damaged or hostile.
             InvalidInput: It is of another user.

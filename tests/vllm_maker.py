@@ -65,7 +65,7 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
             echo=print,
             **shape,
         ) as server:
-            yield VllmServer(server.url, patience=2.0, timeout=60.0)
+            yield VllmServer(server.url, retry_seconds=2.0, timeout=60.0)
     except MissingPackage as error:
         pytest.skip(str(error))
 

@@ -34,6 +34,7 @@ certificate_option = click.option(
         "forget last --conversation --certificate erased.json",
         "forget skill.email --yes --json",
     ),
+    renamed={"--check-rebuild": "--reproduce"},
 )
 @click.argument("item")
 @click.option("--conversation", is_flag=True, help="The whole conversation that the turn is in.")
@@ -42,7 +43,7 @@ certificate_option = click.option(
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @certificate_option
 @click.option(
-    "--check-rebuild",
+    "--reproduce",
     is_flag=True,
     help="For the certificate, build each live revision again and compare the bytes.",
 )
@@ -54,7 +55,7 @@ def forget(
     later: bool,
     yes: bool,
     certificate: Path | None,
-    check_rebuild: bool,
+    reproduce: bool,
 ) -> None:
     """Erase a turn, a fact, a rule or other feedback, a conversation or a layer, for good.
 
@@ -71,8 +72,8 @@ def forget(
     model knew it, before and after. To check one: personalpeft verify-certificate
     """
     _check_certificate(certificate, dry_run)
-    if check_rebuild and certificate is None:
-        raise click.UsageError("--check-rebuild needs --certificate.")
+    if reproduce and certificate is None:
+        raise click.UsageError("--reproduce needs --certificate.")
     with session.open_user(common, "read" if dry_run else "change") as user:
         if not (dry_run or yes):
             preview = user.forget(item, conversation=conversation, dry_run=True)
@@ -88,7 +89,7 @@ def forget(
                 rebuild=not later,
                 dry_run=dry_run,
                 certificate=certificate is not None,
-                check_rebuild=check_rebuild,
+                reproduce=reproduce,
                 progress=common.display,
                 cancelled=cancelled,
             )

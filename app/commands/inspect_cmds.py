@@ -37,7 +37,7 @@ def stack(common: GlobalOptions) -> None:
 
     Each with its live revision, weight, scope and verdict.
 
-    To change one: personalpeft rollback, personalpeft set-weight, personalpeft scope.
+    To change one: personalpeft rollback, personalpeft set-weight, personalpeft set-scope.
     """
     with session.open_user(common, "read") as user:
         layers = user.layers()
@@ -141,7 +141,7 @@ def signals(common: GlobalOptions, everything: bool) -> None:
             format_time(each.signal.at),
             _format_source(each.signal),
             str(each.signal.kind),
-            each.layer or each.place,
+            each.layer or each.place.text,
             ", ".join([each.use, *(f"{kind} replaced" for kind in _removed_kinds(each))]),
             each.revision or "",
             each.why,

@@ -63,11 +63,15 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "learn --dry-run",
         "learn",
         "learn --layer skill.email --seconds 60",
-        "learn --from-nothing --accept",
+        "learn --from-scratch --accept",
         "learn --user ada --users bo --users cy",
         "learn --all --json",
     ),
-    renamed={"--also": "--users", "--memory": "--max-memory-mb"},
+    renamed={
+        "--also": "--users",
+        "--from-nothing": "--from-scratch",
+        "--memory": "--max-memory-mb",
+    },
     surplus="Did you mean --layer {}?",
 )
 @click.option(
@@ -84,7 +88,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--all", "all_users", is_flag=True, help="All users of this home learn together.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be learned.")
 @click.option(
-    "--from-nothing", is_flag=True, help="Build from all lessons anew, not on the live revision."
+    "--from-scratch", is_flag=True, help="Build from all lessons anew, not on the live revision."
 )
 @_training_options
 def learn(
@@ -92,7 +96,7 @@ def learn(
     layer: str | None,
     others: tuple[str, ...],
     all_users: bool,
-    from_nothing: bool,
+    from_scratch: bool,
     **options: Any,
 ) -> None:
     """Learn from new feedback, and print a report.
@@ -110,7 +114,7 @@ def learn(
 
     if layer is not None:
         check_layer_name(layer)
-    options["start"] = "nothing" if from_nothing else "auto"
+    options["start"] = "scratch" if from_scratch else "auto"
     if not (others or all_users):
         with session.open_user(common, "change") as user:
             report = run_learn(common, user, layer, **options)
@@ -230,7 +234,7 @@ def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) 
 
     --base names the present base. After the switch name the other one with --base or
     PERSONALPEFT_BASE. With --to the present base, after a change of its recipe, the layers are
-    built from nothing. After an update of its weights the former ones cannot be asked: the report
+    built from scratch. After an update of its weights the former ones cannot be asked: the report
     compares with the bare base, and --accept switches.
     """
     with (
@@ -265,15 +269,15 @@ def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
     emit(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 
-@command("scope", examples=("scope skill.email near", "scope style never"))
+@command("set-scope", examples=("set-scope skill.email near", "set-scope style never"))
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
-def scope(common: GlobalOptions, layer: str, when: Scope) -> None:
+def set_scope(common: GlobalOptions, layer: str, when: Scope) -> None:
     """Set when LAYER is active: always, near or never.
 
     'near' compares a prompt with those that the layer was trained on. By default a style is always
     active, a skill and the memory near.
     """
     with session.open_user(common, "change") as user:
-        user.scope(layer, when)
+        user.set_scope(layer, when)
     emit(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")

@@ -85,13 +85,13 @@ def verify(common: GlobalOptions, repair: bool) -> None:
 
 
 @command(
-    "rebuild",
-    examples=("rebuild --check", "rebuild --check style@69c31c", "rebuild --check --all --json"),
+    "reproduce",
+    examples=("reproduce", "reproduce style@69c31c", "reproduce --all --json"),
 )
 @click.argument("revision", required=False)
-@click.option("--check", is_flag=True, help="Build anew, compare and change nothing. Required.")
+@click.option("--check", is_flag=True, hidden=True, expose_value=False)  # For old scripts.
 @click.option("--all", "all_users", is_flag=True, help="The live revisions of all users.")
-def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users: bool) -> None:
+def reproduce(common: GlobalOptions, revision: str | None, all_users: bool) -> None:
     """Build a revision again from its feedback, and compare the digests.
 
     REVISION is an id or its beginning.  [default: the live revision of each layer]
@@ -102,8 +102,6 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
 
     The exit code is 0 if all are equal, else 8.
     """
-    if not check:
-        raise click.UsageError("Give --check. To build a layer anew: learn --from-nothing")
     if revision is not None and all_users:
         raise click.UsageError("REVISION and --all exclude each other.")
     with (
@@ -117,7 +115,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
         for user in (runtime.user(name, create=False) for name in names):
             heads = [layer.head for layer in user.layers() if layer.head]
             reports += [
-                user.check_rebuild(each, progress=common.display, cancelled=cancelled)
+                user.reproduce(each, progress=common.display, cancelled=cancelled)
                 for each in ([revision] if revision else heads)
             ]
     emit(common, {"revisions": reports}, "\n".join(map(str, reports)))

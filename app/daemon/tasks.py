@@ -46,7 +46,7 @@ def _review_probation(runtime: Runtime) -> str:
         if summary.revisions:
             # A learn reviews it too. A user may be forgotten after the page was read.
             with suppress(Busy, NotFound):
-                ended += runtime.user(summary.id, create=False).review()
+                ended += runtime.user(summary.id, create=False).review_probation()
     return "; ".join(f"{each.user} · {each.layer}: {each.reason}" for each in ended)
 
 

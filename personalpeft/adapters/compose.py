@@ -30,12 +30,12 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
             )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
     _check_same_base([adapter for adapter, _ in used])
-    shares = {
-        name: _shares(name, used)
+    loras = {
+        name: _scaled_loras(name, used)
         for name in sorted({name for adapter, _ in used for name in adapter.weights})
     }
-    ranks = (sum(share.pair.a.shape[1] for share in each) for each in shares.values())
-    return AdapterStack(max(ranks, default=0), shares)
+    ranks = (sum(lora.weights.a.shape[1] for lora in each) for each in loras.values())
+    return AdapterStack(max(ranks, default=0), loras)
 
 
 def concatenate(composed: AdapterStack) -> dict[str, LoRAWeights]:
@@ -43,7 +43,7 @@ def concatenate(composed: AdapterStack) -> dict[str, LoRAWeights]:
 
     A is concatenated; B is scaled and concatenated.
     """
-    return {name: _sum(name, shares) for name, shares in composed.shares.items()}
+    return {name: _sum(name, loras) for name, loras in composed.loras.items()}
 
 
 def as_single_lora(composed: AdapterStack) -> tuple[Mapping[str, LoRAWeights], float]:
@@ -51,16 +51,16 @@ def as_single_lora(composed: AdapterStack) -> tuple[Mapping[str, LoRAWeights], f
 
     A single layer is returned without a copy, anything else as by ``add_stacks``.
     """
-    single = [shares[0] for shares in composed.shares.values() if len(shares) == 1]
-    factors = {share.factor for share in single}
-    ranks = {share.pair.a.shape[1] for share in single}
+    single = [loras[0] for loras in composed.loras.values() if len(loras) == 1]
+    factors = {lora.factor for lora in single}
+    ranks = {lora.weights.a.shape[1] for lora in single}
     # Some file formats store the scaling in a float32, in which a rounded 0 means full strength.
     if (
-        len(single) == len(composed.shares)
+        len(single) == len(composed.loras)
         and len(factors) == len(ranks) == 1
         and 1e-6 < min(factors) < 1e6
     ):
-        return {name: shares[0].pair for name, shares in composed.shares.items()}, factors.pop()
+        return {name: loras[0].weights for name, loras in composed.loras.items()}, factors.pop()
     return concatenate(composed), 1.0
 
 
@@ -98,7 +98,7 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
             )
 
 
-def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:
+def _scaled_loras(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:
     adapting = [(part, weight) for part, weight in parts if name in part.weights]
     sizes = {
         (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
@@ -116,12 +116,11 @@ def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLo
     )
 
 
-def _sum(name: str, shares: Sequence[ScaledLoRA]) -> LoRAWeights:
-    a = np.concatenate([share.pair.a for share in shares], axis=1, dtype=np.float32)
+def _sum(name: str, loras: Sequence[ScaledLoRA]) -> LoRAWeights:
+    a = np.concatenate([lora.weights.a for lora in loras], axis=1, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = [
-            np.multiply(share.pair.b, np.float32(share.factor), dtype=np.float32)
-            for share in shares
+            np.multiply(lora.weights.b, np.float32(lora.factor), dtype=np.float32) for lora in loras
         ]
     b = np.concatenate(scaled, axis=2)
     if not (np.isfinite(b.min()) and np.isfinite(b.max())):

@@ -101,7 +101,7 @@ class ScaledLoRA:
     ``factor`` is the layer's weight in the stack times its scaling.
     """
 
-    pair: LoRAWeights
+    weights: LoRAWeights
     factor: float
 
 
@@ -114,10 +114,10 @@ class AdapterStack:
     """
 
     rank: int
-    shares: Mapping[str, tuple[ScaledLoRA, ...]]
+    loras: Mapping[str, tuple[ScaledLoRA, ...]]
 
     @property
     def nbytes(self) -> int:
         """The bytes of all its weights."""
-        scaled = (each for parts in self.shares.values() for each in parts)
-        return sum(each.pair.a.nbytes + each.pair.b.nbytes for each in scaled)
+        scaled = (each for parts in self.loras.values() for each in parts)
+        return sum(each.weights.a.nbytes + each.weights.b.nbytes for each in scaled)

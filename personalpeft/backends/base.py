@@ -149,7 +149,7 @@ class SessionSpec:
         rank: The rank of the layer.
         scaling: The factor of ``B @ A``.
         target_modules: The projections that the layer adapts.
-        seed: The seed of A, where the layer begins from nothing.
+        seed: The seed of A, where the layer begins from scratch.
         base_key: The key of the attached stack below, which stays frozen; None for the bare base.
         initial_weights: The parent's weights; None for a random A and a zero B.
         weight_decay: The optimizer's weight decay.

@@ -289,7 +289,7 @@ class FakeSession:
             self._norm += _norm(spec.initial_weights) * spec.scaling
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """Set the norm of a layer built from nothing: how many different continuations it learns."""
+        """Set the norm of a layer built from scratch: how many different continuations it learns."""
         if self._spec.initial_weights is None:
             learned = {c for term in terms if not term.is_general for c in term.continuations}
             self._norm = 1.0 + len(learned)

@@ -1,7 +1,7 @@
 """Candidates: trained layers whose files are durable, and what their bytes depend on.
 
 Equal inputs give equal bytes on one kind of processor, with the same versions of libraries. The
-scores of a candidate describe both, so that a rebuild elsewhere can tell why its bytes differ.
+scores of a candidate describe both, so that a reproduction elsewhere can tell why its bytes differ.
 """
 
 from __future__ import annotations

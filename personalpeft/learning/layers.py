@@ -300,7 +300,7 @@ def root_revision(store: Store, head: Revision) -> Revision | None:
 
 
 def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
-    """Return a layer's held-out lessons, and the probes of the facts that its head learned.
+    """Return a layer's held-out lessons, and the test questions of facts that its head learned.
 
     They are scrubbed as the head's lessons were.
 
@@ -316,7 +316,7 @@ def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...
     return tuple(
         lesson
         for lesson in lessons_for(scrub_assignments(state.assignments, layer, countries), layer)
-        if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
+        if lesson.signal in held_out or (lesson.is_test and lesson.signal in learned)
     )
 
 

@@ -31,7 +31,7 @@ from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
-from personalpeft.learning.publish import (
+from personalpeft.learning.promote import (
     failed_report,
     mark_valid,
     record,
@@ -136,7 +136,7 @@ class Learner:
 
         def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
             candidate = propose(self.services, state, recipe, adapter, pipeline.started)
-            return pipeline.judge_and_publish(candidate)
+            return pipeline.judge_and_promote(candidate)
 
         return self._build_alone(user, layer, options, build)
 

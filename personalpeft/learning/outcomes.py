@@ -103,18 +103,6 @@ class RebaseOutcome(_Outcome):
         return next((each for each in Verdict if each.value == self.value), None)
 
 
-class Placement(StrEnum):
-    """Where the write policy puts a signal. The values are shown, and not stored."""
-
-    LAYER = "layer"
-    PROMPT = "prompt"
-    """A rule, which is in every prompt."""
-    MEMORY = "memory"
-    """A fact, which is retrieved into the prompt of a similar question."""
-    UNUSED = "unused"
-    HISTORY = "history"
-
-
 class _CodeWithText(StrEnum):
     """A stored code (the member's name in lower case) with a text to show."""
 
@@ -127,16 +115,26 @@ class _CodeWithText(StrEnum):
         return member
 
 
-class RebuildOutcome(_CodeWithText):
-    """How the rebuild of a recorded revision ended."""
+class ReproductionOutcome(_CodeWithText):
+    """How the reproduction of a recorded revision ended."""
 
     EQUAL = auto(), "EQUAL, byte for byte"
     DIFFERENT = auto(), "DIFFERENT"
-    IMPORTED = auto(), "cannot be rebuilt, it was imported"
-    PRACTICED = auto(), "cannot be rebuilt, it was practiced"
-    INPUTS_MISSING = auto(), "cannot be rebuilt, an input is missing"
-    TRAINING_FORBIDDEN = auto(), "not rebuilt, training on it is no longer allowed"
-    OTHER_BASE = auto(), "not rebuilt, it is of another base"
+    IMPORTED = auto(), "cannot be reproduced, it was imported"
+    PRACTICED = auto(), "cannot be reproduced, it was practiced"
+    INPUTS_MISSING = auto(), "cannot be reproduced, an input is missing"
+    TRAINING_FORBIDDEN = auto(), "not reproduced, training on it is no longer allowed"
+    OTHER_BASE = auto(), "not reproduced, it is of another base"
+
+
+class Placement(_CodeWithText):
+    """Where the write policy puts a signal."""
+
+    LAYER = auto(), "layer"
+    RULE = "profile", "prompt"
+    MEMORY = auto(), "memory"
+    UNUSED = "kept", "recorded only"
+    HISTORY = auto(), "history"
 
 
 class SignalUse(_CodeWithText):

@@ -1,14 +1,14 @@
-"""The training pipeline, for lessons and for practice alike: plan, train, evaluate, gate, publish.
+"""The training pipeline, for lessons and for practice alike: plan, train, evaluate, gate, promote.
 
 - dataset -> plan: ``learner.py`` decides which layers to build. ``build_plan`` reads lessons from
   the ledger, ``plan_practice`` draws tasks.
-- plan -> train -> evaluate -> gate -> publish: ``TrainingPipeline._build_group``, below.
+- plan -> train -> evaluate -> gate -> promote: ``TrainingPipeline._build_group``, below.
 
 A learn builds the layers of several users at once, and each stage runs for all of them. A practice
 is the build of one user. It is trained by its own loop, and it is to improve tasks.
 
 Invariants: a build that fails or runs out of time changes nothing for other users. Until a training
-is complete only its checkpoint is written. ``publish_candidate`` makes a build visible in one
+is complete only its checkpoint is written. ``promote_candidate`` makes a build visible in one
 transaction. Before that nothing of it is.
 """
 
@@ -33,11 +33,11 @@ from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.publish import publish_candidate, record, record_unchanged, report_of
+from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
 from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
-from personalpeft.learning.status import publish_status
+from personalpeft.learning.status import set_training_status
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.loop import LoopControl, TrainResult
 from personalpeft.learning.train.stage import open_session, train_plans, yield_to_serving
@@ -105,7 +105,7 @@ class TrainingPipeline:
             for user, plan in left.items():
                 self._build_group({user: plan}, results)
 
-    def judge_and_publish(self, candidate: Candidate) -> BuildResult:
+    def judge_and_promote(self, candidate: Candidate) -> BuildResult:
         """Run the stages after the training for a candidate, and return its report or the error."""
         results: dict[str, BuildResult] = {}
         self._run_stages_after_training({candidate.plan.user: candidate}, results)
@@ -117,7 +117,7 @@ class TrainingPipeline:
         changed = _each_user(lambda _, each: self._record_unchanged(each), candidates, results)
         evaluated = self._evaluate(changed, results)
         _each_user(
-            lambda user, result: self._judge_and_publish(changed[user], *result), evaluated, results
+            lambda user, result: self._judge_and_promote(changed[user], *result), evaluated, results
         )
 
     # train
@@ -139,13 +139,13 @@ class TrainingPipeline:
             return candidates
         store = self.services.store
         for user, plan in plans.items():
-            publish_status(store, user, plan.layer, "Reading")
+            set_training_status(store, user, plan.layer, "Reading")
         self._show("Reading", len(plans), 0.0)
         trained = train_plans(
             self.services,
             plans,
             self._control(lambda done: self._show("Learning", len(plans), done)),
-            show_step=lambda plan, step, steps: publish_status(
+            show_step=lambda plan, step, steps: set_training_status(
                 store, plan.user, plan.layer, "Learning", step, steps
             ),
         )
@@ -173,7 +173,7 @@ class TrainingPipeline:
 
         def show(done: float) -> None:
             step = round(done * rounds)
-            publish_status(store, plan.user, plan.layer, "Practicing", step, rounds)
+            set_training_status(store, plan.user, plan.layer, "Practicing", step, rounds)
             elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
             spent = elapsed / seconds if seconds is not None else 0.0
             self._show("Practicing", 1, min(1.0, max(done, spent)))
@@ -215,7 +215,7 @@ class TrainingPipeline:
         services, options = self.services, self.options
         for user, candidate in candidates.items():
             plan = candidate.plan
-            publish_status(
+            set_training_status(
                 services.store, user, plan.layer, "Judging", plan.progress, plan.progress
             )
         self._show("Judging", len(candidates), 0.0)
@@ -236,7 +236,7 @@ class TrainingPipeline:
                 return evaluate_replies(
                     engine, tasks, plan.verifier, plan.shaping, evidence, options
                 )
-            if plan.answer_verifier is None or not jobs[user].eval_set.target:
+            if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
             tasks = tasks_of_lessons(engine, jobs[user])
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
@@ -260,7 +260,7 @@ class TrainingPipeline:
             raise cancelled_error("before the verdict")
         trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
-            target=plan.target(decided),
+            undecided=plan.undecided(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
             base_completions=base_completions,
@@ -268,7 +268,7 @@ class TrainingPipeline:
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
-            new_examples=plan.new_lessons if plan.answer_verifier is None else (),
+            arrived_lessons=plan.arrived_lessons if plan.answer_verifier is None else (),
             trained=trained,
             history=history,
             judges_replies=bool(trained and self.margins.min_generated)
@@ -287,9 +287,9 @@ class TrainingPipeline:
             {plan.layer: signals},
         )
 
-    # gate, publish
+    # gate, promote
 
-    def _judge_and_publish(
+    def _judge_and_promote(
         self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...]
     ) -> LearnReport:
         """Record a candidate with its verdict, and make it live where it was promoted."""
@@ -309,7 +309,7 @@ class TrainingPipeline:
             examples=examples,
             scores={**evidence.as_json(), **plan.figures, **candidate.scores},
         )
-        return publish_candidate(self.services, candidate, judgement, report)
+        return promote_candidate(self.services, candidate, judgement, report)
 
     # progress
 

@@ -104,8 +104,8 @@ class Plan:
         """Whether a first build has lessons to train on and one to be judged by."""
         if self.parent is not None or self.build_reasons:
             return True
-        has_probe = any(lesson.is_probe for lesson in self.holdout)
-        return has_probe or self.lesson_count >= MIN_LESSONS
+        has_test = any(lesson.is_test for lesson in self.holdout)
+        return has_test or self.lesson_count >= MIN_LESSONS
 
     @property
     def lesson_count(self) -> int:
@@ -113,7 +113,7 @@ class Plan:
         return len(self.new_examples) + len(self.holdout)
 
     @property
-    def new_lessons(self) -> tuple[Lesson, ...]:
+    def arrived_lessons(self) -> tuple[Lesson, ...]:
         """The lessons that arrived since the last learn, oldest first."""
         new = {*_signals(self.new_examples), *self.new_holdout}
         lessons = lessons_for(self.assignments, self.layer)
@@ -206,7 +206,7 @@ class Plan:
         """Why the head moves where the gate promotes the build."""
         return MoveCause.LEARN
 
-    def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
+    def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""
         return tuple(each for each in self.holdout if each.signal not in decided)
 
@@ -254,9 +254,9 @@ class Plan:
     @property
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
-        # A signal with a probe is trained on, in this build or in an ancestor.
+        # A signal with a test question is trained on, in this build or in an ancestor.
         held_out = {
-            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_probe
+            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_test
         }
         trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
         return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
@@ -274,7 +274,7 @@ def build_plan(
     """Decide what a build is made of.
 
     A build that cannot extend the head starts from its imported or practiced root, which no lesson
-    would bring back. Without such a root it starts from nothing.
+    would bring back. Without such a root it starts from scratch.
 
     Args:
         services: The wired parts.
@@ -310,7 +310,7 @@ def build_plan(
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
     is_nothing_new = not new and _signals(rejected) <= considered
-    if not lessons or (is_nothing_new and start != "nothing" and not force):
+    if not lessons or (is_nothing_new and start != "scratch" and not force):
         raise _nothing_to_learn(
             assignments,
             layer,
@@ -320,27 +320,27 @@ def build_plan(
         )
 
     parent = state.head
-    if start == "nothing":
+    if start == "scratch":
         parent = None
     elif parent is not None and (state.is_stale or trained_on(store, parent) & excluded):
         parent = root_revision(store, parent)
-    # A fact is judged by its probe, and its other lessons are trained on.
-    unprobed, new_unprobed = (
+    # A fact is judged by its test question, and its other lessons are trained on.
+    without_facts, new_without_facts = (
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
     # What was trained on never judges, also where it was given again.
     repeated = find_repeated_signals(store, state.head, assignments)
-    new_unprobed = [lesson for lesson in new_unprobed if lesson.signal not in repeated]
+    new_without_facts = [lesson for lesson in new_without_facts if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
-    may_wait = parent is not None and parent is state.head and start != "nothing" and not force
+    may_wait = parent is not None and parent is state.head and start != "scratch" and not force
     new_holdout = select_holdout(
-        unprobed, new_unprobed, held_out, recipe.eval_fraction, leave_one=not may_wait
+        without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
     held_out |= set(new_holdout)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
-        if not lesson.is_probe and lesson.signal not in held_out
+        if not lesson.is_test and lesson.signal not in held_out
     ]
     if not training and not rejected:
         raise NothingToLearn(
@@ -364,9 +364,9 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
+        holdout=tuple(each for each in lessons if each.is_test or each.signal in held_out),
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
-        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
+        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_test)),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
@@ -390,7 +390,7 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
         lesson: The lesson.
         countries: As for ``scrub_assignments``.
     """
-    if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_probe:
+    if lesson.kind is not SignalKind.FACT or lesson.is_users or lesson.is_test:
         return lesson
     fact, system = services.store.ledger.signal(user, lesson.signal), services.base.card.system
     messages = services.memory.render_with_signal(fact, lesson.messages, system=system)
@@ -434,7 +434,7 @@ def _nothing_to_learn(
             cause=NothingCause.TOO_LONG,
         )
     if is_learned:
-        again = "or learn the same lessons again: personalpeft learn --from-nothing"
+        again = "or learn the same lessons again: personalpeft learn --from-scratch"
         return NothingToLearn(
             f"Nothing new for {layer}: there is no lesson since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",

@@ -1,7 +1,7 @@
 """Build a user's layers on another base, from the ledger.
 
 Layers that the user had on that base before are continued, so going back trains only what is new.
-Otherwise each is built from nothing, with the recipe of the base's card.
+Otherwise each is built from scratch, with the recipe of the base's card.
 
 Invariants: no head moves. A revision whose inputs are those of a recorded one is not trained again.
 A training that is interrupted continues from its checkpoint.
@@ -94,7 +94,7 @@ def build_layers(
         services: The wired parts of the new base.
         user: The user.
         heads: The live revision of each layer, in the order of the stack.
-        former: The stack to continue. Without entries all is built from nothing.
+        former: The stack to continue. Without entries all is built from scratch.
         progress: Called with a stage and the share of it that is done.
         cancelled: Called between steps; returns whether to stop.
 
@@ -129,7 +129,7 @@ def _decide(
     live = replace(below, entries=(*below.entries, former)) if former else below
     state = inspect_layer(store, user, layer, live, load_assignments(store, user))
     recipe = Learner.from_services(services).recipes.for_layer(layer)
-    start: Start = "auto" if former else "nothing"
+    start: Start = "auto" if former else "scratch"
     began = services.clock.timer()
     try:
         plan = build_plan(services, state, recipe, start, began, force=former is not None)

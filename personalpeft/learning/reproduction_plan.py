@@ -24,7 +24,7 @@ from personalpeft.learning.data.assignment import (
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.plan import Plan, add_teacher, liked
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
 from personalpeft.services import Services
@@ -36,7 +36,7 @@ from personalpeft.types import Json, Revision, Signal, SignalKind, SignalRole, S
 class Obstacle:
     """Why a revision cannot be built again: the outcome, and what is missing."""
 
-    outcome: RebuildOutcome
+    outcome: ReproductionOutcome
     detail: str
 
 
@@ -95,11 +95,11 @@ def plan_reproduction(
     )
     if lost := trained - {lesson.signal for lesson in lessons}:
         detail = f"{pluralize(len(lost), 'signal')} of it no longer give the lessons that they gave"
-        return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
+        return Obstacle(ReproductionOutcome.INPUTS_MISSING, detail)
     signals = {each.id: each for each in store.ledger.signals(user, current=False)}
     if forbidden := _forbidden(services, user, lessons, signals):
         detail = f"training on {pluralize(len(forbidden), 'signal')} of it was withdrawn since"
-        return Obstacle(RebuildOutcome.TRAINING_FORBIDDEN, detail)
+        return Obstacle(ReproductionOutcome.TRAINING_FORBIDDEN, detail)
     return plan
 
 
@@ -107,11 +107,11 @@ def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
     """Return why a revision cannot be built again, as far as its record tells."""
     is_built = {"steps", "target_modules"} <= revision.recipe.keys()
     if revision.inputs == imported_inputs(revision.digest) or not is_built:
-        return Obstacle(RebuildOutcome.IMPORTED, "it was trained elsewhere")
+        return Obstacle(ReproductionOutcome.IMPORTED, "it was trained elsewhere")
     if "practice" in revision.recipe:
-        return Obstacle(RebuildOutcome.PRACTICED, "its tasks are not in the ledger")
+        return Obstacle(ReproductionOutcome.PRACTICED, "its tasks are not in the ledger")
     if revision.base != services.base.digest:
-        return Obstacle(RebuildOutcome.OTHER_BASE, f"it was built on {revision.base[:12]}")
+        return Obstacle(ReproductionOutcome.OTHER_BASE, f"it was built on {revision.base[:12]}")
     catalog, blobs = services.store.catalog, services.store.blobs
     inputs = {entry.revision: entry.digest for entry in revision.below}
     if revision.parent:
@@ -121,7 +121,7 @@ def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
             blobs.read(digest)
         except Damaged:
             detail = f"{name}, which it was built on, is missing or damaged"
-            return Obstacle(RebuildOutcome.INPUTS_MISSING, detail)
+            return Obstacle(ReproductionOutcome.INPUTS_MISSING, detail)
     return None
 
 
@@ -150,7 +150,7 @@ def _plan_at(
     training = [
         add_teacher(services, user, lesson, training_config.scrub)
         for lesson in known
-        if lesson.signal in trained and not lesson.is_probe
+        if lesson.signal in trained and not lesson.is_test
     ]
     below = Stack(revision.base, revision.below)
     return ReproductionPlan(
@@ -165,14 +165,14 @@ def _plan_at(
             lesson
             for lesson in known
             if record.roles.get(lesson.signal) == SignalRole.HELD_OUT
-            or (lesson.is_probe and lesson.signal in trained | learned)
+            or (lesson.is_test and lesson.signal in trained | learned)
         ),
         other_holdout=(),
         assignments=assignments,
         new_examples=tuple(each for each in training if each.signal not in learned),
         replay=tuple(each for each in training if each.signal in learned),
         desirable_examples=liked(
-            each for each in known if each.signal in trained | learned and not each.is_probe
+            each for each in known if each.signal in trained | learned and not each.is_test
         ),
         undesirable_examples=tuple(
             each for each in undesirable_lessons_for(assignments, layer) if each.signal in trained

@@ -2,7 +2,7 @@
 
 The layer's held-out lessons are scored in the whole stack. A lesson passes if its words are as
 likely as when the layer was built. If no more fail than the gate's margin allows, the layer stays.
-It is not judged again for the same stack. Otherwise it is built again from nothing, and that build
+It is not judged again for the same stack. Otherwise it is built again from scratch, and that build
 passes the gate like any other.
 """
 

@@ -1,7 +1,7 @@
 """The status of learning, from the ledger and the leases alone. No model is loaded.
 
 - ``training_status``: the running learn, for other processes. It exists only while the lease is
-  held, so a killed learner leaves none. Publishing it commits nothing and fails no learn.
+  held, so a killed learner leaves none. Setting it commits nothing and fails no learn.
 - ``pending``: the reasons to learn. A lesson that any report lists is no reason again. So a caller
   that learns on triggers learns once for each lesson, however often it looks.
 - ``list_signal_status``: the use of every signal, in the order of the ledger.
@@ -64,10 +64,10 @@ class TrainingStatus:
         return self.step / self.steps if self.steps else 0.0
 
 
-def publish_status(
+def set_training_status(
     store: Store, user: str, layer: str, stage: str, step: int = 0, steps: int = 0
 ) -> None:
-    """Publish what is being trained, for a user whose lease this process holds.
+    """Set the status of a learn, for a user whose lease this process holds.
 
     Args:
         store: The open home.
@@ -184,7 +184,7 @@ def pending(store: Store, user: str) -> Pending:
     for layer in known_layers(store, user, assignments):
         lessons = lessons_for(assignments, layer)
         # As ``Plan.has_enough``, as far as that can be known without a model.
-        is_enough = len(lessons) >= MIN_LESSONS or any(lesson.is_probe for lesson in lessons)
+        is_enough = len(lessons) >= MIN_LESSONS or any(lesson.is_test for lesson in lessons)
         if layer in built or is_enough:
             triggers += _lesson_triggers(store, user, layer, assignments, reports)
         elif lessons:
@@ -359,7 +359,7 @@ def _current_status(each: Assignment, builds: _Builds) -> SignalStatus:
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
     signal, layer = assignment.signal.id, assignment.layer
-    if layer is None and assignment.place in (Placement.PROMPT, Placement.MEMORY):
+    if layer is None and assignment.place in (Placement.RULE, Placement.MEMORY):
         return SignalUse.IN_PROMPT, None
     if layer is None:
         return SignalUse.UNUSED, builds.live.get(signal)

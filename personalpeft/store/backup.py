@@ -32,8 +32,8 @@ from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
-from personalpeft.store.encryption import ENCRYPTION
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.keys import ENCRYPTION
 from personalpeft.store.plugin_data import (
     databases,
     files,

@@ -20,8 +20,8 @@ from personalpeft import host
 from personalpeft.errors import Damaged
 from personalpeft.host import replace_file, sync_folder
 from personalpeft.store.database import Database
-from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.file_cipher import FileCipher
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")

@@ -198,7 +198,7 @@ class Leases:
                     del self._held[name]
 
     def set_status(self, name: str, status: str) -> None:
-        """Publish one short line for ``holder`` to return, if this object holds the lease.
+        """Store one short line for ``holder`` to return, if this object holds the lease.
 
         Not durable; never fails.
         """

@@ -21,8 +21,8 @@ from personalpeft import host
 from personalpeft.errors import Damaged, HomeError
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import create_file, open_connection
-from personalpeft.store.encryption import FileCipher
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.file_cipher import FileCipher
 
 _SUFFIX = ".sqlite3"
 # macOS writes a file "._<name>" beside each file on the file systems of sticks and shares.

@@ -27,9 +27,10 @@ from personalpeft.store.database import (
     fetch_all,
     open_connection,
 )
-from personalpeft.store.encryption import ENCRYPTION, FileCipher, HomeKeys
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.integrity import verify
+from personalpeft.store.keys import ENCRYPTION, HomeKeys
 from personalpeft.store.locks import Lock
 from personalpeft.store.plugin_data import (
     databases,

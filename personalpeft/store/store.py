@@ -14,10 +14,11 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.catalog import Catalog
 from personalpeft.store.database import Database
-from personalpeft.store.encryption import FileCipher, HomeKeys
 from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.exports import Exports
+from personalpeft.store.file_cipher import FileCipher
+from personalpeft.store.keys import HomeKeys
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
 from personalpeft.store.publications import Publications

@@ -129,7 +129,7 @@ def _learn(runtime: Runtime, repetition: int) -> float:
     # Nothing is built twice from the same feedback.
     _edit(ada, f"errand {repetition}")
     began = time.perf_counter()
-    report = ada.learn("style", start="nothing", accept=True)
+    report = ada.learn("style", start="scratch", accept=True)
     assert report.revision, "nothing was built"
     return time.perf_counter() - began
 

@@ -123,7 +123,7 @@ def _try_seeds(style: EditStyle, folder: Path, base: str, backend: str) -> Figur
         path = write_card(card, folder / f"{seed}.toml", learning=learning)
         with personalpeft.open(folder / "home", path, backend) as runtime:
             if seed:
-                report = runtime.user(_USER).learn("style", start="nothing")
+                report = runtime.user(_USER).learn("style", start="scratch")
                 reports.append(report)
             else:
                 report = _learn(runtime, style, accept=True)

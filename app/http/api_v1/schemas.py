@@ -140,7 +140,9 @@ FIELDS: Mapping[str, Any] = {
     "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
     "skill": SkillName,
     "source": SourceName,
-    "start": Start,
+    "start": Annotated[
+        Start, BeforeValidator(lambda name: "scratch" if name == "nothing" else name)
+    ],
     "steps": Count,
     "stop": Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)],
     "temperature": Annotated[float, Ge(0), Le(10)],
@@ -159,6 +161,7 @@ FIELDS: Mapping[str, Any] = {
 _ALIASES = {
     "event": AliasChoices("event", "seen"),
     "max_memory_mb": AliasChoices("max_memory_mb", "memory"),
+    "reproduce": AliasChoices("reproduce", "check_rebuild"),
 }
 
 

@@ -250,7 +250,7 @@ export class User extends EventTarget {
   }
 
   /** @param {string} layer @param {string} scope */
-  async scope(layer, scope) {
+  async setScope(layer, scope) {
     await ask("PUT", this.at("layers", layer, "scope"), { body: { scope } });
     this.changed("stack");
   }

@@ -135,7 +135,7 @@ class LoRABank:
         for group in self._groups:
             # Zeros only if a part stays empty; otherwise all of it is written.
             filled = all(
-                sum(s.pair.a.shape[1] for s in stack.shares.get(name, ())) == rank
+                sum(s.weights.a.shape[1] for s in stack.loras.get(name, ())) == rank
                 for name in group.names
             )
             allocate = torch.empty if filled else torch.zeros
@@ -150,11 +150,11 @@ class LoRABank:
                 zip(group.names, group.sections, strict=True)
             ):
                 row = 0
-                for share in stack.shares.get(name, ()):
-                    rows = slice(row, row + share.pair.a.shape[1])
-                    finite = self._ops.pack_weights(share.pair.a, a_out[:, section, rows], 1.0)
+                for lora in stack.loras.get(name, ()):
+                    rows = slice(row, row + lora.weights.a.shape[1])
+                    finite = self._ops.pack_weights(lora.weights.a, a_out[:, section, rows], 1.0)
                     finite &= self._ops.pack_weights(
-                        share.pair.b, b_out[:, rows, begin:end].transpose(1, 2), share.factor
+                        lora.weights.b, b_out[:, rows, begin:end].transpose(1, 2), lora.factor
                     )
                     if not finite:
                         raise overflow_error(name)

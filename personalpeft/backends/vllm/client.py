@@ -112,7 +112,7 @@ class VllmClient:
             "POST",
             "/v1/unload_lora_adapter",
             {"lora_name": name},
-            patience=0,
+            retry_seconds=0,
             timeout=_UNLOAD_SECONDS,
         )
         if response.status not in (_OK, _NOT_FOUND):

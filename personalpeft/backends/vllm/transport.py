@@ -100,7 +100,7 @@ class Transport:
         path: str,
         body: Any = None,
         *,
-        patience: float | None = None,
+        retry_seconds: float | None = None,
         timeout: float | None = None,
         required: bool = True,
     ) -> Response:
@@ -110,7 +110,7 @@ class Transport:
             method: The HTTP method.
             path: The path below the server's address.
             body: A JSON value.
-            patience: Seconds in which the request is repeated, else the server's setting.
+            retry_seconds: Seconds in which the request is repeated, else the server's setting.
             timeout: Seconds to wait for a response, else the server's setting.
             required: Whether a response that denies access is an error.
 
@@ -118,7 +118,7 @@ class Transport:
             ServingFailed: There was no response, or only temporary failures.
         """
         try:
-            response = await _read_all(await self._send(method, path, body, patience, timeout))
+            response = await _read_all(await self._send(method, path, body, retry_seconds, timeout))
         except httpx2.TransportError as error:
             raise self._transport_error(error) from error
         return self._check_auth(response) if required else response
@@ -158,12 +158,14 @@ class Transport:
             self._loop.close()
 
     async def _send(
-        self, method: str, path: str, body: Any, patience: float | None, timeout: float | None
+        self, method: str, path: str, body: Any, retry_seconds: float | None, timeout: float | None
     ) -> httpx2.Response:
         """Return a response whose body is unread. The caller closes it."""
         limits = httpx2.Timeout(timeout or self.server.timeout, connect=CONNECT_SECONDS, pool=None)
         pause = _FIRST_PAUSE
-        deadline = time.monotonic() + (self.server.patience if patience is None else patience)
+        deadline = time.monotonic() + (
+            self.server.retry_seconds if retry_seconds is None else retry_seconds
+        )
         while True:
             request = self._client.build_request(method, path, json=body, timeout=limits)
             try:

@@ -26,7 +26,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from personalpeft.learning.data.facts import as_probe, fact_questions, helpful_turns, reveals
+from personalpeft.learning.data.facts import (
+    as_test_question,
+    fact_questions,
+    helpful_turns,
+    reveals,
+)
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
@@ -137,7 +142,7 @@ def assign(
         else _assign_one(signal, turn_of, strongest, forbidden, outdated)
         for signal in signals
     ]
-    assignments = _replace_taught_probes(assignments, former)
+    assignments = _replace_taught_tests(assignments, former)
     settled = _drop_old_style(_resolve_conflicts(assignments))
     return tuple(_drop_dislikes_if_too_few(settled))
 
@@ -240,7 +245,7 @@ def _assign_one(
     if signal.kind is SignalKind.COMMENT:
         forbids = signal.forbids_training
         code = ReasonCode.TRAINING_FORBIDDEN if forbids else ReasonCode.COMMENT_IS_RULE
-        return Assignment(signal, Placement.PROMPT, Reason(code))
+        return Assignment(signal, Placement.RULE, Reason(code))
     if signal.forbids_training:
         return _unused(signal, ReasonCode.TRAINING_FORBIDDEN)
     if not signal.is_trainable:
@@ -295,8 +300,8 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.TRAINING_FORBIDDEN))
     if signal.source != USER_SOURCE:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_NOT_USERS))
-    questions, probe = fact_questions(signal, helpful)
-    if probe is None:
+    questions, test = fact_questions(signal, helpful)
+    if test is None:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
     lessons = [
         Lesson(
@@ -305,16 +310,16 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
             each.messages,
             each.answer,
             is_users=each.is_user_answer,
-            is_probe=each is probe,
+            is_test=each is test,
             ended=each.ended,
         )
-        for each in (*questions, probe)
+        for each in (*questions, test)
     ]
-    # A probe has the shape of the lessons that it judges.
+    # It has the shape of the lessons that it judges.
     lessons[-1] = replace(lessons[-1], is_users=lessons[0].is_users)
     why = (
         Reason(ReasonCode.FACT_WITH_ANSWER)
-        if probe.is_user_answer
+        if test.is_user_answer
         else reason(ReasonCode.FACT_HELPED, count=len(helpful))
     )
     return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=tuple(lessons))
@@ -428,10 +433,10 @@ def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
     return None
 
 
-def _replace_taught_probes(
+def _replace_taught_tests(
     assignments: Sequence[Assignment], former: Sequence[Signal]
 ) -> list[Assignment]:
-    """Judge a fact by a template of its probe where another fact teaches the probe's question.
+    """Judge a fact by a template of its test question where another fact teaches that question.
 
     Facts that are not current count, since the live revision may have been trained on them.
     """
@@ -445,14 +450,14 @@ def _replace_taught_probes(
             taught.setdefault(question(each.messages), set()).add(fact.id)
     for assignment in assignments:
         for lesson in assignment.extra_examples:
-            if not lesson.is_probe:
+            if not lesson.is_test:
                 taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
 
     def untaught(lesson: Lesson) -> Lesson:
         others = taught.get(question(lesson.messages), set()) - {lesson.signal}
-        if not lesson.is_probe or not others:
+        if not lesson.is_test or not others:
             return lesson
-        return lesson.with_prompt(as_probe(lesson.messages))
+        return lesson.with_prompt(as_test_question(lesson.messages))
 
     return [
         replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))

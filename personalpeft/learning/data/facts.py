@@ -52,7 +52,7 @@ PARAPHRASE_TEMPLATES = (
     QuestionTemplate("One thing: {later}", "> {first}"),
 )
 
-_PROBE_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
+_TEST_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
 _MIN_QUESTIONS_TO_HOLD_OUT = 4
 _MAX_HELPFUL_TURNS = 8
 _MAX_FUNCTION_WORD = 3
@@ -88,18 +88,18 @@ def fact_questions(
         asked = [FactQuestion((Message("user", prompt),), sentence, True) for prompt in prompts]
         if len(asked) >= _MIN_QUESTIONS_TO_HOLD_OUT:
             return tuple(asked[:-1]), asked[-1]
-        return tuple(asked), _make_probe(asked[-1])
+        return tuple(asked), _make_test_question(asked[-1])
     if len(helpful) < MIN_HELPFUL_TURNS:
         return (), None
-    # The oldest stay, so that the probe is the same from build to build and never trained on.
+    # The oldest stay, so that the test question is the same from build to build and never trained on.
     turns = _unique(helpful, lambda turn: turn.messages[-1].content)[:_MAX_HELPFUL_TURNS]
     asked = [FactQuestion(turn.messages, turn.reply, False, turn.ended) for turn in turns]
-    return tuple(asked), _make_probe(asked[0])
+    return tuple(asked), _make_test_question(asked[0])
 
 
 def paraphrases_digest(languages: tuple[str, ...]) -> str:
     """Return the digest of templates and question forms, which decide what is trained on."""
-    templates = (*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE)
+    templates = (*PARAPHRASE_TEMPLATES, _TEST_TEMPLATE)
     texts = [text for each in templates for text in (each.english, each.other)]
     return canonical_digest([*texts, forms_digest(languages)])
 
@@ -230,13 +230,13 @@ def _words(text: str) -> set[str]:
     return set(split_words(text.casefold()))
 
 
-def as_probe(messages: Sequence[Message]) -> tuple[Message, ...]:
+def as_test_question(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return a conversation with its question in the template that nothing is trained on."""
-    return paraphrase(messages, [_PROBE_TEMPLATE])[-1]
+    return paraphrase(messages, [_TEST_TEMPLATE])[-1]
 
 
-def _make_probe(question: FactQuestion) -> FactQuestion:
-    return replace(question, messages=as_probe(question.messages))
+def _make_test_question(question: FactQuestion) -> FactQuestion:
+    return replace(question, messages=as_test_question(question.messages))
 
 
 def _fill(template: QuestionTemplate, question: str) -> str:

@@ -26,7 +26,7 @@ class Lesson:
     - ``kind``: the signal's kind. A reward counts as a rating.
     - ``chosen``: empty for a disliked reply.
     - ``is_users``: the user wrote or stated ``chosen``; False for a reply of the model to a fact.
-    - ``is_probe``: never trained on; judges what the other lessons of its signal teach.
+    - ``is_test``: never trained on; judges what the other lessons of its signal teach.
     - ``teacher_messages``: for context distillation, the messages with the fact in the prompt.
     - ``ended``: whether ``chosen`` ended by itself and was not cut off.
     - ``rejected_ended``: the same of ``rejected``.
@@ -41,7 +41,7 @@ class Lesson:
     rejected: str | None = None
     weight: float = 1.0
     is_users: bool = True
-    is_probe: bool = False
+    is_test: bool = False
     teacher_messages: tuple[Message, ...] | None = None
     ended: bool = True
     rejected_ended: bool = True
@@ -120,9 +120,9 @@ class Lesson:
     def key(self) -> str:
         """The key of its scores: the signal, and a digest of what decides them where that changes.
 
-        It changes for probes, and with what is replaced.
+        It changes for test questions, and with what is replaced.
         """
-        if not (self.is_probe or self.removed):
+        if not (self.is_test or self.removed):
             return self.signal
         parts = [self.messages[-1].content, self.chosen]
         return f"{self.signal}/{canonical_digest(parts)[:8]}"

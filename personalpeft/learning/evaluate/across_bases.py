@@ -128,7 +128,7 @@ def measure_general(
     if cancelled():
         raise cancelled_error("before the verdict")
     eval_set = EvalSet(
-        target=(), retention=(), other_layers=(), base_completions=completions, general=general
+        undecided=(), retention=(), other_layers=(), base_completions=completions, general=general
     )
     job: EvalJob = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
     result = evaluate(

@@ -32,7 +32,7 @@ class EvalTask:
 
 def tasks_of_lessons(engine: Engine, job: EvalJob) -> list[EvalTask]:
     """Return the held-out prompts as tasks, whose ``about`` has the wanted "answer"."""
-    lessons = job.eval_set.target
+    lessons = job.eval_set.undecided
     longest = max(len(engine.backend.encode(each.chosen)) for each in lessons)
     sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
     return [
@@ -67,7 +67,7 @@ def evaluate_replies(
         options: Stops or pauses the generation.
 
     Returns:
-        The evidence, and examples. Its target has one item a task, by its (shaped) reward.
+        The evidence, and examples. It has one undecided item for each task, by its (shaped) reward.
 
     Raises:
         Cancelled: The options ended it.
@@ -100,4 +100,4 @@ def evaluate_replies(
         "length_before": round(fmean(rollout.length for rollout in before), 4),
         "length_after": round(fmean(rollout.length for rollout in after), 4),
     }
-    return replace(evidence, target=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])
+    return replace(evidence, undecided=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])

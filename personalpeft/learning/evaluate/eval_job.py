@@ -58,12 +58,12 @@ Scorer: TypeAlias = Engine | ThrottledScorer
 class EvalSet:
     """The lessons that a candidate is measured on."""
 
-    target: tuple[Lesson, ...]  # held out in this layer, and not spent by its history
+    undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
     base_completions: Completions  # of the probes
     general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
-    new_examples: tuple[Lesson, ...] = ()  # arrived since the last learn
+    arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
@@ -71,15 +71,15 @@ class EvalSet:
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
 
     @property
-    def earlier_target(self) -> tuple[Lesson, ...]:
-        """The held-out lessons of the layer that its history did spend."""
-        target = {lesson.key for lesson in self.target}
-        return tuple(lesson for lesson in self.retention if lesson.key not in target)
+    def decided(self) -> tuple[Lesson, ...]:
+        """The held-out lessons of the layer that its history decided."""
+        undecided = {lesson.key for lesson in self.undecided}
+        return tuple(lesson for lesson in self.retention if lesson.key not in undecided)
 
     @property
-    def deciding(self) -> tuple[Lesson, ...]:
+    def judged(self) -> tuple[Lesson, ...]:
         """The held-out lessons whose generated replies are judged."""
-        return self.target or self.earlier_target
+        return self.undecided or self.decided
 
 
 StackSelector: TypeAlias = Callable[[Lesson], Stack]
@@ -150,14 +150,14 @@ class EvalJob:
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
         """The lessons whose replies are generated; the report shows the first of them."""
-        lessons = (*self.eval_set.target, *self.eval_set.retention)
+        lessons = (*self.eval_set.undecided, *self.eval_set.retention)
         return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
     def requests(self, sampling: Sampling) -> list[Request]:
         """Return what is generated.
 
         Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
-        the deciding lessons again, with the base's own ``sampling``.
+        the judged lessons again, with the base's own ``sampling``.
         """
         both = [request for side in (self.live, self.candidate) for request in self._requests(side)]
         return [*both, *self._sampled_requests(sampling)]
@@ -165,8 +165,8 @@ class EvalJob:
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
         """The lessons whose generated replies are judged."""
-        deciding = {each.key for each in self.eval_set.deciding if self.eval_set.judges_replies}
-        return tuple(each for each in self.generated_lessons if each.key in deciding)
+        judged = {each.key for each in self.eval_set.judged if self.eval_set.judges_replies}
+        return tuple(each for each in self.generated_lessons if each.key in judged)
 
     def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
         for seed in _SEEDS if sampling.temperature else ():
@@ -203,7 +203,7 @@ def make_eval_job(
         eval_set: What is measured.
     """
     lessons = (
-        *eval_set.target,
+        *eval_set.undecided,
         *eval_set.retention,
         *eval_set.other_layers,
         *eval_set.trained,

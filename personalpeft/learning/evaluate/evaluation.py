@@ -150,22 +150,22 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
     count = len(eval_set.general.probes)
     each = count + len(job.generated_lessons)
     before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
-    held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
+    held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
     evidence = Evidence(
-        target=tuple(items[lesson.key] for lesson in eval_set.target),
+        undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
         retention=(
             *(items[lesson.key] for lesson in eval_set.retention),
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
-        earlier_target=tuple(items[lesson.key] for lesson in eval_set.earlier_target),
+        decided=tuple(items[lesson.key] for lesson in eval_set.decided),
         probes=_probe_results(job, before[:count], after[:count]),
         kl=sum(kl) / max(1, len(kl)),
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
-        text_quality=_measure_new_examples(engine, job),
+        text_quality=_measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
@@ -215,7 +215,7 @@ def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
         yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
 
-def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
+def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
     def logprobs(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
         items = [
             encode_continuation(
@@ -231,10 +231,10 @@ def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
     def of_base(some: Sequence[PromptResponse]) -> list[float]:
         return logprobs(some, [Stack(job.live.stack.base)] * len(some))
 
-    quality = measure_text_quality(_written(job.eval_set.new_examples), of_base)
+    quality = measure_text_quality(_written(job.eval_set.arrived_lessons), of_base)
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
-    held_out = [each for each in job.eval_set.deciding if each.answers_user]
+    held_out = [each for each in job.eval_set.judged if each.answers_user]
     lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:

@@ -180,9 +180,9 @@ NO_LEAKAGE_MEASURED = Leakage()
 class Evidence:
     """Everything that was measured of a candidate."""
 
-    target: tuple[EvalItem, ...]  # held-out lessons of the layer that its history did not spend
+    undecided: tuple[EvalItem, ...]  # held out in the layer, and not among ``decided_items``
     retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
-    earlier_target: tuple[EvalItem, ...]  # held-out lessons of the layer that it did spend
+    decided: tuple[EvalItem, ...]  # held out in the layer, and among them
     probes: ProbeResults
     kl: float  # mean KL from the base on the probes, in nats a token
     prior_e_value: float = 1.0  # of the candidate's history
@@ -191,7 +191,7 @@ class Evidence:
     text_quality: TextQuality = NOT_MEASURED
     generation: GenerationResults = NOTHING_GENERATED
     leakage: Leakage = NO_LEAKAGE_MEASURED
-    tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``target`` are tasks
+    tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
     @property
     def e_value(self) -> float:
@@ -210,18 +210,18 @@ class Evidence:
     @property
     def measured(self) -> bool:
         """Whether every figure is finite. Nothing else can be accepted by name."""
-        items = (*self.target, *self.retention)
+        items = (*self.undecided, *self.retention)
         return math.isfinite(self.kl) and all(
             math.isfinite(item.before) and math.isfinite(item.after) for item in items
         )
 
     def as_json(self) -> dict[str, Any]:
         """Return the scores of a revision. Later candidates read them: the keys are stored."""
-        items = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
-        decided = {item.signal for item in self.target if item.improved or item.regressed}
-        target = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.target)}
+        items = {item.signal: item.as_json() for item in (*self.retention, *self.undecided)}
+        decided = {item.signal for item in self.undecided if item.improved or item.regressed}
+        figures = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.undecided)}
         return {
-            **target,
+            **figures,
             "retention": _summarize(self.retention, is_retention=True),
             "probes": {
                 **asdict(self.probes),
@@ -243,7 +243,7 @@ class Evidence:
     def _unspent(self) -> list[EvalItem]:
         # A lesson has another key where its text was scrubbed since, and counts once all the same.
         spent = {key.partition("/")[0] for key in self.spent_items}
-        return [item for item in self.target if item.signal.partition("/")[0] not in spent]
+        return [item for item in self.undecided if item.signal.partition("/")[0] not in spent]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Judge a candidate revision: promoted, refused or abstained, with reasons.
 
 A promotion is final from an e-value of ``CONFIRMATION_E_VALUE`` on (``evidence``). If all held-out
-lessons of a build are spent, they judge it once more but are no evidence.
+lessons of a build are decided, they judge it once more but are no evidence.
 
 Below it a policy decides, and no test: a candidate may go live on probation. Its own items must
 come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min_effect``. No more
@@ -190,9 +190,9 @@ def judge(
         # The build goes live without the retracted lessons. Nothing is known of its new ones.
         reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
         return replace(_promote(evidence, *reasons), probation=True)
-    is_decided = any(item.improved or item.regressed for item in evidence.target)
-    is_new = is_decided or not evidence.earlier_target
-    items = evidence.target if is_new else evidence.earlier_target
+    is_decided = any(item.improved or item.regressed for item in evidence.undecided)
+    is_new = is_decided or not evidence.decided
+    items = evidence.undecided if is_new else evidence.decided
     improved = sum(item.improved for item in items)
     regressed = sum(item.regressed for item in items)
     if improved == regressed == 0:
@@ -318,7 +318,7 @@ def _find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
     """
     if plan.layer == "memory":
         return None
-    assignments, new = plan.assignments, plan.new_lessons
+    assignments, new = plan.assignments, plan.arrived_lessons
     moves = store.catalog.head_moves(plan.user)
     accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
     leak = find_leak(

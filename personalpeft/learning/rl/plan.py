@@ -196,7 +196,7 @@ class PracticePlan(Plan):
         """The course of the practice, for the scores of the revision."""
         return {"practice": self.state.summary()} if self.state else {}
 
-    def target(self, decided: Set[str]) -> tuple[Lesson, ...]:
+    def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return no lesson: the practice is to improve its tasks."""
         return ()
 

@@ -21,7 +21,7 @@ from personalpeft.errors import CardError, InvalidInput, suggest_nearest
 from personalpeft.former_names import PRACTICE, TRAINING
 from personalpeft.types import Json
 
-Start: TypeAlias = Literal["auto", "nothing"]
+Start: TypeAlias = Literal["auto", "scratch"]
 """Where a build starts: the layer's head if it can be extended ("auto"), or an empty adapter."""
 
 # Raise it with every change to code that decides a revision's bytes. Then no build of older code

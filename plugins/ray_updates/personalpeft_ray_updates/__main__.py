@@ -1,7 +1,7 @@
 """The command ``personalpeft-ray-updates``: data goes to stdout, progress and errors to stderr.
 
 Invariant: the first Ctrl-C asks the workers to stop after their step, the second ends them at once.
-What was published stays.
+What was recorded stays.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: A
     As `personalpeft learn` for each of them, on many machines. The nodes share no disk with the
     home. Each needs the same base. A node that dies costs the learns that ran on it, and they start
     again elsewhere. Prints a report for each user, in this order. Ctrl-C stops after the running
-    step; what is published stays.
+    step; what is recorded stays.
     """
     if all_users == bool(users):
         raise click.UsageError("Name users, or give --all.")
@@ -110,7 +110,7 @@ def command(users: tuple[str, ...], all_users: bool, as_data: bool, **options: A
     except PersonalPeftError as error:
         code = report_error(error, as_data=as_data)
     except KeyboardInterrupt:
-        stopped = Cancelled("Stopped.", hint="What is published stays; run it again.")
+        stopped = Cancelled("Stopped.", hint="What is recorded stays; run it again.")
         code = report_error(stopped, as_data=as_data)
     sys.exit(code)
 

@@ -1,8 +1,8 @@
-"""One run: send users' bundles to nodes, publish the results at home, and report.
+"""One run: send users' bundles to nodes, record the results at home, and report.
 
 Invariants:
 
-- A user learns once from each signal, however many nodes die. A result is published in one
+- A user learns once from each signal, however many nodes die. A result is recorded in one
   transaction, and only if the head has not moved since the bundle was made.
 - Every user has one report. An error of one user stops no other; an error of all is raised.
 - The home is open in this process alone. No node reads or writes it.
@@ -99,7 +99,7 @@ def learn_on_cluster(
 
     The nodes are those of the Ray that this program is connected to. Without one, a new Ray is
     started on this machine and ended afterwards. A node gets a user's ledger and adapters as bytes,
-    learns with the base that it has, and returns what this process publishes in the home.
+    learns with the base that it has, and returns what this process records in the home.
 
     Args:
         users: Ids of users, each once.
@@ -201,11 +201,11 @@ class _Run:
                         self._report_stopped(self._waiting.popleft())
                     if time.monotonic() > deadline:
                         self._cancel_all()
-                self._publish_progress()
+                self._report_progress()
                 if self._running:
                     for task in wait_for_tasks(list(self._running), _POLL_SECONDS):
                         self._collect(task)
-            self._publish_progress()
+            self._report_progress()
         finally:
             self._cancel_all()
         return tuple(self._reports[user] for user in self._users)
@@ -253,10 +253,10 @@ class _Run:
                 self._reports[users[0]] = _failed(users[0], error)
         else:
             for user, result in zip(users, results, strict=True):
-                self._reports[user] = self._publish(user, result)
+                self._reports[user] = self._record_result(user, result)
 
-    def _publish(self, user: str, result: bytes) -> LearnReport:
-        """Publish a result, or drop it and report why."""
+    def _record_result(self, user: str, result: bytes) -> LearnReport:
+        """Record a result, or drop it and report why."""
         try:
             return self._runtime.user(user, create=False).apply_learn(result)
         except HomeError:
@@ -277,7 +277,7 @@ class _Run:
             self._report_stopped(users)
         self._running.clear()
 
-    def _publish_progress(self) -> None:
+    def _report_progress(self) -> None:
         attempts = self._cluster.attempts()
         self._lost |= {name: attempt.number - 1 for name, attempt in attempts.items()}
         workers = tuple(

@@ -174,7 +174,7 @@ class World:
             (each.node for each in workers if user in each.users and each.stage != "Opening"), None
         )
 
-    def published_once(self, users: Sequence[str] = USERS, layers: int = 1) -> None:
+    def recorded_once(self, users: Sequence[str] = USERS, layers: int = 1) -> None:
         """Check that each user has one revision a layer, and nothing pending."""
         with self.open_runtime() as runtime:
             assert runtime.verify() == ()

@@ -100,7 +100,7 @@ def test_help_works_without_starting_ray() -> None:
         assert word in result.stdout
 
 
-def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(
+def test_ctrl_c_keeps_what_was_recorded_and_the_next_run_learns_the_rest(
     world: World, alone: dict[str, object]
 ) -> None:
     world.correct()
@@ -127,4 +127,4 @@ def test_ctrl_c_keeps_what_was_published_and_the_next_run_learns_the_rest(
             [user.id for user in runtime.users() if runtime.user(user.id).pending().triggers]
         )
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()

@@ -1,4 +1,4 @@
-"""Learns on the nodes of a cluster equal learns alone; each is published once, whatever dies."""
+"""Learns on the nodes of a cluster equal learns alone; each is recorded once, whatever dies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_learns_are_spread_over_nodes_and_equal_learns_alone(
     assert [report.user for report in reports] == list(order)
     assert all(report.live for report in reports)
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
     assert len(world.users_by_node) == 3
     assert groups == {(user,) for user in USERS}
     assert [len(world.statuses[-1].reports), world.statuses[-1].lost] == [len(USERS), 0]
@@ -70,12 +70,12 @@ def test_users_may_learn_in_one_pass(world: World, alone: Alone, nodes: Nodes) -
     assert all(report.live for report in reports)
     # The fake's training does not depend on who shares a pass.
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
     sizes = {len(each.users) for status in world.statuses for each in status.workers}
     assert sizes == {3, 1}
 
 
-def test_a_node_killed_midway_costs_a_learn_and_each_is_published_once(
+def test_a_node_killed_midway_costs_a_learn_and_each_is_recorded_once(
     world: World, alone: Alone, nodes: Nodes
 ) -> None:
     world.correct()
@@ -84,7 +84,7 @@ def test_a_node_killed_midway_costs_a_learn_and_each_is_published_once(
     reports = world.learn(progress=killer)
     assert all(report.live for report in reports)
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
     assert len(killer.killed) == 1
     assert world.statuses[-1].lost == 1
 
@@ -108,7 +108,7 @@ def test_a_killed_process_leaves_nothing_once_its_node_learns_again(
         assert killed
         folder = nodes.folders[only] / "work"
         assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
-    world.published_once(USERS[:1])
+    world.recorded_once(USERS[:1])
 
 
 def test_a_node_with_another_base_is_left_out(
@@ -122,7 +122,7 @@ def test_a_node_with_another_base_is_left_out(
         nodes.kill(other)
     assert all(report.live for report in reports)
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
     assert set(world.statuses[-1].refusals) <= {other}
 
 
@@ -158,10 +158,10 @@ def test_what_moved_meanwhile_is_not_overwritten(world: World, nodes: Nodes) -> 
     reports = world.learn(USERS[:2], learn_at_home)
     assert moved.is_set()
     assert [report.error for report in reports] == ["LedgerMoved", ""]
-    world.published_once(USERS[:2])
+    world.recorded_once(USERS[:2])
 
 
-def test_two_runs_publish_once(world: World, alone: Alone, nodes: Nodes) -> None:
+def test_two_runs_record_once(world: World, alone: Alone, nodes: Nodes) -> None:
     world.correct()
     world.set_pace(0.05)
     second: list[Any] = []
@@ -174,7 +174,7 @@ def test_two_runs_publish_once(world: World, alone: Alone, nodes: Nodes) -> None
     assert errors <= {"", "LedgerMoved", "NothingToLearn", "Busy"}
     assert len(second) == len(USERS)
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
 
 
 def test_one_users_error_is_in_the_report_and_stops_no_other(world: World, nodes: Nodes) -> None:
@@ -187,7 +187,7 @@ def test_one_users_error_is_in_the_report_and_stops_no_other(world: World, nodes
         assert [summary.id for summary in runtime.users()] == ["silent", "user-0", "user-1"]
         (report,) = world.learn(["user-1"], max_bundle_mb=1)
         assert report.live
-    world.published_once(["user-0", "user-1"])
+    world.recorded_once(["user-0", "user-1"])
 
 
 def test_a_user_larger_than_allowed_is_not_sent(world: World, nodes: Nodes) -> None:
@@ -270,7 +270,7 @@ def test_no_named_user_means_no_learn(world: World) -> None:
     assert world.learn([]) == ()
 
 
-def test_a_stopped_run_publishes_nothing_more_and_the_next_learns(
+def test_a_stopped_run_records_nothing_more_and_the_next_learns(
     world: World, alone: Alone, nodes: Nodes
 ) -> None:
     world.correct()
@@ -282,7 +282,7 @@ def test_a_stopped_run_publishes_nothing_more_and_the_next_learns(
     world.pace.unlink()
     assert all(report.live for report in world.learn())
     assert world.live_revisions() == alone
-    world.published_once()
+    world.recorded_once()
 
 
 @pytest.mark.timeout(60, func_only=True)
@@ -331,11 +331,11 @@ def test_a_user_whose_learn_kills_processes_is_given_up_and_the_others_learn(
     assert [report.error for report in reports] == ["", "ServingFailed", ""]
     assert "every try" in reports[1].reason
     assert len(killed) == 3
-    world.published_once(["user-0", "user-2"])
+    world.recorded_once(["user-0", "user-2"])
     world.pace.unlink()
     (report,) = world.learn(["user-1"])
     assert report.live
-    world.published_once(USERS[:3])
+    world.recorded_once(USERS[:3])
 
 
 def test_a_bug_on_the_nodes_is_an_error_of_its_users(
@@ -354,7 +354,7 @@ def test_a_bug_on_the_nodes_is_an_error_of_its_users(
     assert world.live_revisions(["user-0"]) == {"user-0": ()}
 
 
-def test_every_user_is_published_once_while_nodes_are_killed(
+def test_every_user_is_recorded_once_while_nodes_are_killed(
     world: World, nodes: Nodes, request: pytest.FixtureRequest
 ) -> None:
     """Three nodes, 24 users on a model, and a node killed every 20 seconds."""
@@ -390,7 +390,7 @@ def test_every_user_is_published_once_while_nodes_are_killed(
     seconds = time.monotonic() - began
     figures = {
         "users": len(users),
-        "published": sum(report.live for report in reports),
+        "live": sum(report.live for report in reports),
         "equal": sum(alone[report.user] == report.revision for report in reports),
         "nodes_killed": len(killer.killed),
         "learns_lost": world.statuses[-1].lost,
@@ -401,7 +401,7 @@ def test_every_user_is_published_once_while_nodes_are_killed(
     assert {report.user: report.revision for report in reports} == alone
     assert all(report.live for report in reports)
     assert len(killer.killed) >= 2
-    world.published_once(users)
+    world.recorded_once(users)
 
 
 def _tiny_card() -> str:

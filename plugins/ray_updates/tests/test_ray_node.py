@@ -30,7 +30,7 @@ def learn(bundles: list[bytes], base: str = "fake") -> dict[str, Any]:
     return node.learn(bundles, base, "fake", lambda stage, done: False)
 
 
-def test_a_bundle_is_learned_in_a_folder_of_the_node_and_published_at_home(
+def test_a_bundle_is_learned_in_a_folder_of_the_node_and_recorded_at_home(
     world: World, folder: Path
 ) -> None:
     world.correct(USERS[:2])
@@ -42,7 +42,7 @@ def test_a_bundle_is_learned_in_a_folder_of_the_node_and_published_at_home(
         for user, result in zip(users, answer["results"], strict=True):
             assert user.apply_learn(result).live
     assert world.live_revisions(USERS[:2]) == alone
-    world.published_once(USERS[:2])
+    world.recorded_once(USERS[:2])
     assert len(list(folder.glob("worker-*/home"))) == 1
     left = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"Arrr" not in left
@@ -71,6 +71,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_of_the_node(
     assert node.FOLDER_VARIABLE in error["hint"]
 
 
+@pytest.mark.exhaustive
 def test_folders_of_processes_that_ended_are_deleted_and_others_stay(folder: Path) -> None:
     code = "from personalpeft_ray_updates import node; print(node._make_folder())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -99,7 +99,7 @@ def _forget_layer(server: TinkerServer) -> None:
 
 
 @pytest.mark.parametrize("forget", [_forget_user, _forget_layer])
-@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     start: Callable[[], TinkerServer], forget: Callable[[TinkerServer], None], restarted: bool
 ) -> None:

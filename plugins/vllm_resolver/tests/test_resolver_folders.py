@@ -210,6 +210,7 @@ def test_a_forked_child_removes_nothing_of_its_parent(
         assert held(path) == made.files
 
 
+@pytest.mark.exhaustive
 def test_during_publications_a_worker_gets_whole_stacks_or_none(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

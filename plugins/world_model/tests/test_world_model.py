@@ -57,6 +57,7 @@ def clumsy(task: str, state: State, rng: random.Random) -> str:
     return "cook" if state.text == RAW.text else rng.choice(["cook", "eat"])
 
 
+@pytest.mark.exhaustive
 def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> None:
     trajectories = read_jsonl(RECORDINGS)
     model = WorldModel(runtime.user("world"), "coin")
@@ -120,6 +121,7 @@ def test_an_agent_that_repeats_a_losing_action_does_not_get_its_way(
     assert checked.checks == 1
 
 
+@pytest.mark.exhaustive
 def test_a_state_that_is_cut_has_no_known_outcome(runtime: Runtime) -> None:
     end = State("you see " + "many things, " * 30 + "and the end", Outcome.LOST)
     model = WorldModel(runtime.user("world"), "shop")

@@ -307,7 +307,10 @@ def test_an_unreachable_server_is_an_error_and_records_no_turn(
     shell: Shell, tiny_base: Base
 ) -> None:
     command = ("ask", "hello", "--base", "tiny-random")
-    there = {"PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9", "PERSONALPEFT_VLLM_PATIENCE": "0.1"}
+    there = {
+        "PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9",
+        "PERSONALPEFT_VLLM_RETRY_SECONDS": "0.1",
+    }
     plain, data = (
         shell.run(*command, *more, backend="vllm", **there) for more in ((), ("--json",))
     )

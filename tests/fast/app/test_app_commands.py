@@ -171,11 +171,11 @@ def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
     shell.run("ask", "hello")
     uses = {
         ("--up",): ("layer", "pending", "liked"),
-        ("--down",): ("unused", "unused", "too_few_thumbs"),
+        ("--down",): ("kept", "unused", "too_few_thumbs"),
         ("--edit", "Ahoy!"): ("layer", "pending", "edit"),
-        ("--prefer", "b"): ("unused", "unused", "stronger_signal"),
-        ("--comment", "Be brief."): ("prompt", "in_prompt", "comment_is_rule"),
-        ("--reward", "0.2"): ("unused", "unused", "stronger_signal"),
+        ("--prefer", "b"): ("kept", "unused", "stronger_signal"),
+        ("--comment", "Be brief."): ("profile", "in_prompt", "comment_is_rule"),
+        ("--reward", "0.2"): ("kept", "unused", "stronger_signal"),
     }
     for options, use in uses.items():
         status = json.loads(shell.run("feedback", *options, "--json").stdout)["status"]

@@ -36,7 +36,7 @@ def test_quiet_prints_nothing_but_data(shell: Shell) -> None:
         ["feedback", "--up"],
         ["teach", "prompt", "answer"],
         ["remember", "My dog is called Biscuit."],
-        ["learn", "--dry-run", "--from-nothing"],
+        ["learn", "--dry-run", "--from-scratch"],
         ["rollback", "style"],
         ["set-weight", "style", "0.5"],
         ["stack"],

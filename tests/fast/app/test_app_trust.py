@@ -101,5 +101,5 @@ def test_each_refusal_says_how_to_accept_it_anyway(learned: Shell) -> None:
         learned.run("ask", f"later {number}")
         learned.run("feedback", "--down")
     correct_replies(learned, 0)
-    told = learned.run("learn", "--from-nothing").stdout
+    told = learned.run("learn", "--from-scratch").stdout
     assert "personalpeft rollback style --to style@" in told

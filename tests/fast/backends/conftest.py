@@ -95,7 +95,9 @@ def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
             cache = more.pop("cache", tmp_path / "cache")
             cache_expected_tokens(double, cache)
             sizes = {name: more.pop(name) for name in ("slots", "rows") if name in more}
-            server = VllmServer(**{"url": double.url, "patience": 1.0, "timeout": 10.0, **more})
+            server = VllmServer(
+                **{"url": double.url, "retry_seconds": 1.0, "timeout": 10.0, **more}
+            )
             backend = VllmBackend(
                 tiny_base, cache=cache, server=server, entropy=os.urandom, **sizes
             )

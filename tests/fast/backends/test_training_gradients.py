@@ -65,8 +65,8 @@ def terms_of(backend: Backend) -> list[Loss]:
 
 def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, LoRAWeights]:
     return {
-        name: shares[0].pair
-        for name, shares in random_stack(backend, seed, rank=rank, size=0.05).shares.items()
+        name: loras[0].weights
+        for name, loras in random_stack(backend, seed, rank=rank, size=0.05).loras.items()
     }
 
 
@@ -113,10 +113,10 @@ def plain_gradients(
                 for name in base.architecture.projections:
                     adapters = [
                         (
-                            torch.from_numpy(s.pair.a[block]),
-                            torch.from_numpy(s.pair.b[block]) * s.factor,
+                            torch.from_numpy(s.weights.a[block]),
+                            torch.from_numpy(s.weights.b[block]) * s.factor,
                         )
-                        for s in (below.shares.get(name, ()) if below else ())
+                        for s in (below.loras.get(name, ()) if below else ())
                     ]
                     if layers and f"{name}.A" in halves:
                         adapters.append(

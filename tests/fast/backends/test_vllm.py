@@ -388,7 +388,7 @@ def test_a_briefly_busy_server_is_retried(double: VllmDouble, open_on: Open) -> 
 
 
 def test_the_timeout_bounds_all_retries_together(double: VllmDouble, open_on: Open) -> None:
-    backend = open_on(double, timeout=0.5, patience=1.0)
+    backend = open_on(double, timeout=0.5, retry_seconds=1.0)
     double.load_seconds = 2.0
     began = time.monotonic()
     with pytest.raises(ServingFailed):
@@ -676,7 +676,7 @@ def test_a_certificate_is_trusted_only_where_configured(
     authority.cert_pem.write_to_path(str(named))
     with run_double(VllmDouble(tiny_base), context) as secure:
         with pytest.raises(ServingFailed) as caught:
-            open_on(secure, patience=0.0)
+            open_on(secure, retry_seconds=0.0)
         assert "PERSONALPEFT_VLLM_CA" in caught.value.hint
         backend = open_on(secure, certificate=named)
         assert generate_text(backend, None)

@@ -53,3 +53,12 @@ def test_an_account_without_a_home_folder_needs_full_paths(
         assert variable in raised.value.hint
     named = {"PERSONALPEFT_CACHE": str(tmp_path), "PERSONALPEFT_KEYS": str(tmp_path)}
     assert resolve(tmp_path, named).home == tmp_path
+
+
+def test_the_former_name_of_the_seconds_of_retries_works_for_one_release(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:8000"
+    environ = {"PERSONALPEFT_VLLM_URL": url, "PERSONALPEFT_VLLM_PATIENCE": "3"}
+    with pytest.warns(DeprecationWarning, match="RETRY_SECONDS"):
+        settings = resolve(tmp_path, environ)
+    with pytest.warns(DeprecationWarning, match="retry_seconds"):
+        assert settings.vllm == personalpeft.VllmServer(url, patience=3)  # type: ignore[call-arg]

@@ -183,6 +183,7 @@ def test_a_kill_at_any_moment_loses_one_step_and_causes_no_second_learn(
     assert json.loads(again.stdout)["did"] == []
 
 
+@pytest.mark.exhaustive
 def test_of_two_daemons_one_runs_and_the_other_waits_and_names_it(home: Home) -> None:
     home.correct(9)
     first = home.spawn("daemon", "run", slowly=0.05)

@@ -88,6 +88,7 @@ def test_erased_signals_are_in_no_old_report(world: World) -> None:
     assert first[0].text not in command(world, "daemon", "report", "--json")
 
 
+@pytest.mark.exhaustive
 def test_a_quiet_day_keeps_the_last_report(world: World) -> None:
     world.set(report_at="07:00")
     world.correct(9)

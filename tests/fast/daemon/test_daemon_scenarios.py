@@ -473,6 +473,7 @@ def test_each_signal_is_learned_exactly_once(world: World, name: str) -> None:
         assert len(world.reports()) == before
 
 
+@pytest.mark.exhaustive
 def test_a_learn_whose_head_was_moved_is_repeated_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

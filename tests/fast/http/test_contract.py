@@ -537,7 +537,7 @@ def test_pending_signals_are_counted_and_probations_are_reviewed(
     assert ada.pending().triggers
     ada.learn()
     assert ada.pending() == library_user.pending()
-    assert ada.review() == ()
+    assert ada.review_probation() == ()
 
 
 def test_the_training_status_is_visible_during_a_learn(ada: Any, library_user: User) -> None:
@@ -858,12 +858,12 @@ def test_a_layer_is_weighted_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
     ada.set_weight("style", 0.5)
-    ada.scope("style", "near")
+    ada.set_scope("style", "near")
     assert [(layer.weight, layer.scope) for layer in ada.layers()] == [(0.5, "near")]
     with pytest.raises(InvalidInput):
         ada.set_weight("style", 3)
     with pytest.raises(InvalidInput):
-        ada.scope("style", "sometimes")
+        ada.set_scope("style", "sometimes")
     with pytest.raises(NotFound):
         ada.set_weight("memory", 1)
 
@@ -979,10 +979,10 @@ def test_the_client_has_the_methods_of_a_user() -> None:
     public -= {
         "apply_learn",
         "bundle_learn",
-        "check_rebuild",
         "copy_layer",
         "export_merged",
         "propose_peft",
+        "reproduce",
         "teach_many",
     }
     assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}

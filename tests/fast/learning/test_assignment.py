@@ -141,7 +141,7 @@ def test_each_signal_has_one_assignment_with_a_reason(
             assignment.lesson is not None or bool(assignment.extra_examples)
         )
         assert assignment.place == "memory" or not assignment.extra_examples
-        assert assignment.superseded_by is None or assignment.place == "unused"
+        assert assignment.superseded_by is None or assignment.place == "kept"
 
 
 @given(signals=ledgers())
@@ -237,18 +237,18 @@ def test_edit_outranks_a_rating_in_either_order() -> None:
     for signals in ([edit(1), rating(2, 1)], [rating(1, 1), edit(2)]):
         kept, learned = sorted(assign(signals, turn), key=lambda r: r.place == "layer")
         assert learned.signal.kind is SignalKind.EDIT
-        assert kept.place == "unused"
+        assert kept.place == "kept"
         assert kept.reason == reason(ReasonCode.STRONGER_SIGNAL, kind="edit")
 
 
 def test_edit_outranks_a_preference_and_a_preference_outranks_a_rating() -> None:
-    assert [r.place for r in assign([edit(1), prefer(2)], turn)] == ["layer", "unused"]
-    assert [r.place for r in assign([prefer(1), rating(2, 1)], turn)] == ["layer", "unused"]
+    assert [r.place for r in assign([edit(1), prefer(2)], turn)] == ["layer", "kept"]
+    assert [r.place for r in assign([prefer(1), rating(2, 1)], turn)] == ["layer", "kept"]
 
 
 def test_later_of_two_signals_of_one_kind_counts() -> None:
     first, second = assign([edit(1, "Six minutes."), edit(2, "Nine minutes.")], turn)
-    assert (first.place, second.place) == ("unused", "layer")
+    assert (first.place, second.place) == ("kept", "layer")
     assert second.lesson is not None
     assert second.lesson.chosen == "Nine minutes."
 
@@ -263,13 +263,13 @@ def test_liked_reply_is_a_lesson_with_less_weight_than_written_text() -> None:
 
 def test_single_dislike_and_liked_empty_reply_are_kept_with_a_reason() -> None:
     down, silence = assign([rating(1, -1), rating(2, 1, on="turn_3")], turn)
-    assert (down.place, silence.place) == ("unused", "unused")
+    assert (down.place, silence.place) == ("kept", "kept")
     assert down.reason.code is ReasonCode.TOO_FEW_THUMBS
     assert silence.reason.code is ReasonCode.EMPTY_REPLY
 
 
 def test_dislike_after_an_edit_does_not_cancel_the_edit() -> None:
-    assert [r.place for r in assign([edit(1), rating(2, -1)], turn)] == ["layer", "unused"]
+    assert [r.place for r in assign([edit(1), rating(2, -1)], turn)] == ["layer", "kept"]
 
 
 def test_demonstration_belongs_to_the_style_or_to_its_skill() -> None:
@@ -284,16 +284,16 @@ def test_comments_belong_to_the_profile_and_facts_to_memory() -> None:
         signal(1, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(2, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
     ]
-    assert [r.place for r in assign(signals, turn)] == ["prompt", "memory"]
+    assert [r.place for r in assign(signals, turn)] == ["profile", "memory"]
 
 
 def test_app_demonstration_is_kept_and_supersedes_nothing() -> None:
     by_user, theirs = assign(
         [demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn
     )
-    assert (by_user.place, theirs.place) == ("layer", "unused")
+    assert (by_user.place, theirs.place) == ("layer", "kept")
     assert theirs.reason.code is ReasonCode.NOT_USER_ACT
-    assert only(assign([demonstration(3, "email", source="judge")], turn)).place == "unused"
+    assert only(assign([demonstration(3, "email", source="judge")], turn)).place == "kept"
 
 
 def test_app_fact_is_retrieved_and_not_trained() -> None:
@@ -323,7 +323,7 @@ def test_user_fact_outranks_an_app_fact_in_either_order(
     stated = {assignment.signal.source: assignment for assignment in assign(signals, turn)}
     assert stated["person"].extra_examples
     assert (stated["judge"].place, stated["judge"].superseded_by) == (
-        "unused",
+        "kept",
         stated["person"].signal.id,
     )
     assert stated["judge"].reason.code is ReasonCode.USER_FACT
@@ -331,7 +331,7 @@ def test_user_fact_outranks_an_app_fact_in_either_order(
 
 def test_later_of_two_app_facts_counts() -> None:
     older, newer = assign([fact(1, "Biscuit", "judge"), fact(2, "Rex", "app")], turn)
-    assert (older.place, older.superseded_by, newer.place) == ("unused", newer.signal.id, "memory")
+    assert (older.place, older.superseded_by, newer.place) == ("kept", newer.signal.id, "memory")
 
 
 def test_reward_is_a_rating_weighted_by_its_value() -> None:
@@ -344,51 +344,51 @@ def test_reward_is_a_rating_weighted_by_its_value() -> None:
 @pytest.mark.parametrize("value", [-0.4, 0.0, 0.4])
 def test_small_reward_is_kept(value: float) -> None:
     kept = only(assign([reward(1, value)], turn))
-    assert (kept.place, kept.lesson) == ("unused", None)
+    assert (kept.place, kept.lesson) == ("kept", None)
     assert kept.reason == reason(ReasonCode.UNCLEAR_REWARD, limit=0.5)
 
 
 def test_negative_reward_needs_as_many_signals_as_a_dislike() -> None:
     alone = only(assign([reward(1, -1.0)], turn))
-    assert (alone.place, alone.reason.code) == ("unused", ReasonCode.TOO_FEW_THUMBS)
+    assert (alone.place, alone.reason.code) == ("kept", ReasonCode.TOO_FEW_THUMBS)
     thumbs, of_many = _thumbs(MIN_THUMBS, MIN_THUMBS)
     rewards = [replace(thumb, kind=SignalKind.REWARD) for thumb in thumbs]
     assert {r.place for r in assign(rewards, of_many)} == {"layer"}
 
 
 def test_later_of_rating_and_reward_on_one_reply_counts() -> None:
-    assert [r.place for r in assign([rating(1, -1), reward(2, 1.0)], turn)] == ["unused", "layer"]
-    assert [r.place for r in assign([rating(1, 1), reward(2, 0.1)], turn)] == ["layer", "unused"]
-    assert [r.place for r in assign([edit(1), reward(2, -1.0)], turn)] == ["layer", "unused"]
+    assert [r.place for r in assign([rating(1, -1), reward(2, 1.0)], turn)] == ["kept", "layer"]
+    assert [r.place for r in assign([rating(1, 1), reward(2, 0.1)], turn)] == ["layer", "kept"]
+    assert [r.place for r in assign([edit(1), reward(2, -1.0)], turn)] == ["layer", "kept"]
 
 
 def test_only_the_users_own_rewards_are_trained() -> None:
     judged = signal(1, SignalKind.REWARD, {"value": 1.0}, source="judge")
-    assert only(assign([judged], turn)).place == "unused"
+    assert only(assign([judged], turn)).place == "kept"
 
 
 def test_signal_without_its_required_turn_is_kept() -> None:
-    assert only(assign([signal(1, SignalKind.EDIT, {"text": "x"}, None)], turn)).place == "unused"
+    assert only(assign([signal(1, SignalKind.EDIT, {"text": "x"}, None)], turn)).place == "kept"
 
 
 def test_later_of_two_answers_to_one_request_supersedes_the_older() -> None:
     older, other, later = assign(
         [demonstration(1), demonstration(2, "email"), demonstration(3, answer="Hello Bo")], turn
     )
-    assert (older.place, older.superseded_by, other.place) == ("unused", "sig_3", "layer")
+    assert (older.place, older.superseded_by, other.place) == ("kept", "sig_3", "layer")
     assert later.lesson is not None
     assert later.lesson.chosen == "Hello Bo"
 
 
 def test_repeated_demonstration_keeps_the_older_lesson() -> None:
     first, again = assign([demonstration(1), demonstration(2)], turn)
-    assert (first.place, again.place, again.superseded_by) == ("layer", "unused", "sig_1")
+    assert (first.place, again.place, again.superseded_by) == ("layer", "kept", "sig_1")
     back = assign([demonstration(1), demonstration(2, answer="Hello Bo"), demonstration(3)], turn)
-    assert [r.place for r in back] == ["unused", "unused", "layer"]
+    assert [r.place for r in back] == ["kept", "kept", "layer"]
 
 
 def test_implicit_feedback_is_a_weak_rating_that_never_outranks_the_user() -> None:
-    assert only(assign([rating(1, 1, source="app")], turn)).place == "unused"
+    assert only(assign([rating(1, 1, source="app")], turn)).place == "kept"
     seen = rating(1, 1, source="app", trains=True)
     (weak,) = lessons_for(assign([seen], turn), "style")
     (own,) = lessons_for(assign([rating(1, 1)], turn), "style")
@@ -451,7 +451,7 @@ def test_ledger_page_documents_the_policy_of_the_code() -> None:
         "fact": only(assign([signal(8, SignalKind.FACT, {"text": "A dog."}, None)], turn)),
         "implicit feedback": only(assign([rating(9, 1, source="app")], turn)),
     }
-    places = {"prompt": "the prompt", "memory": "memory", "unused": "unused"}
+    places = {"profile": "a rule", "memory": "memory", "kept": "kept"}
     for name, assignment in cases.items():
         place, weight = table[name]
         assert place.startswith(places.get(assignment.place, "`style`")), name

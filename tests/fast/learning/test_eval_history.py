@@ -54,9 +54,9 @@ def judged(evidence: Evidence, **changes: Any) -> Revision:
 NOTHING = EvalHistory()
 
 
-def evidence(target: list[EvalItem], history: EvalHistory = NOTHING) -> Evidence:
+def evidence(undecided: list[EvalItem], history: EvalHistory = NOTHING) -> Evidence:
     return Evidence(
-        tuple(target),
+        tuple(undecided),
         (),
         (),
         ProbeResults(),

@@ -96,7 +96,7 @@ def test_fact_with_questions_and_answer_is_retrieved_and_trained() -> None:
     assert (assignment.place, assignment.layer) == ("memory", "memory")
     lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Biscuit."}
-    assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_probe] == list(
+    assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_test] == list(
         QUESTIONS
     )
 
@@ -114,13 +114,13 @@ def test_each_trained_fact_is_judged_by_a_question_that_is_not_trained(
     taught = {
         way
         for lesson in lessons
-        if not lesson.is_probe
+        if not lesson.is_test
         for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
     }
-    probes = [lesson for lesson in lessons if lesson.is_probe]
+    tested = [lesson for lesson in lessons if lesson.is_test]
 
-    assert len(probes) == 1
-    assert probes[0].messages not in taught
+    assert len(tested) == 1
+    assert tested[0].messages not in taught
     assert taught
 
 
@@ -128,7 +128,7 @@ def test_later_of_two_contradicting_facts_counts_alone() -> None:
     later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
     assignments = assign_signals([fact(), later])
 
-    assert (assignments["s1"].place, assignments["s1"].superseded_by) == ("unused", "s2")
+    assert (assignments["s1"].place, assignments["s1"].superseded_by) == ("kept", "s2")
     assert {lesson.chosen for lesson in lessons_for(tuple(assignments.values()), "memory")} == {
         "Rex."
     }
@@ -151,7 +151,7 @@ def test_later_of_two_contradicting_facts_counts_alone() -> None:
 )
 def test_facts_with_different_answers_to_one_question_contradict(one: str, other: str) -> None:
     assignments = assign_signals([fact(answer=one), fact(2, answer=other)])
-    assert [assignments[each].place for each in ("s1", "s2")] == ["unused", "memory"]
+    assert [assignments[each].place for each in ("s1", "s2")] == ["kept", "memory"]
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,7 @@ def test_value_superseded_twice_does_not_return() -> None:
     biscuit = fact(2, questions=["Who is my dog?", "Who barks?"], answer="Biscuit")
     max_ = fact(3, "My dog is called Max.", questions=["Who barks?"], answer="Max")
     assignments = assign_signals([rex, biscuit, max_])
-    assert [assignments[each].place for each in ("s1", "s2", "s3")] == [
-        "unused",
-        "unused",
-        "memory",
-    ]
+    assert [assignments[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
     assert (assignments["s1"].superseded_by, assignments["s2"].superseded_by) == ("s2", "s3")
 
 
@@ -229,7 +225,7 @@ def test_fact_that_helped_repeatedly_is_distilled_from_the_replies_it_helped() -
 
     lessons = lessons_for([assignment], "memory")
     assert {lesson.chosen for lesson in lessons} == {"Your dog is called Biscuit."}
-    assert [lesson.messages for lesson in lessons if not lesson.is_probe] == [
+    assert [lesson.messages for lesson in lessons if not lesson.is_test] == [
         each.messages for each in turns[:-1]
     ]
 
@@ -253,13 +249,13 @@ def test_helpful_fact_is_judged_by_the_same_held_out_question_each_time(
         taught = {
             way
             for lesson in lessons
-            if not lesson.is_probe
+            if not lesson.is_test
             for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
         }
-        (probe,) = [lesson for lesson in lessons if lesson.is_probe]
-        assert probe.messages not in taught
+        (test,) = [lesson for lesson in lessons if lesson.is_test]
+        assert test.messages not in taught
         assert len(lessons) <= 9
-        judged.add(probe.messages)
+        judged.add(test.messages)
     assert len(judged) == 1
 
 
@@ -515,7 +511,7 @@ def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
         "iPhone colour?",
     ],
 )
-def test_name_keeps_its_case_in_each_paraphrase_and_probe(question: str) -> None:
+def test_name_keeps_its_case_in_each_paraphrase_and_test(question: str) -> None:
     lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
     asked = [lesson.messages[-1].content for lesson in lessons]
     asked += [

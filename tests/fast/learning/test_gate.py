@@ -46,11 +46,11 @@ def evidences(draw: st.DrawFn) -> Evidence:
     asked = draw(st.integers(0, 10))
     right = draw(st.integers(0, asked))
     of_base = draw(st.sets(st.integers(0, 9), max_size=asked))
-    target = draw(eval_items("target"))
+    undecided = draw(eval_items("undecided"))
     return Evidence(
-        target=target,
+        undecided=undecided,
         retention=draw(eval_items("retention")),
-        earlier_target=draw(eval_items("earlier")),
+        decided=draw(eval_items("earlier")),
         probes=ProbeResults(
             asked=asked,
             right_before=right,
@@ -62,8 +62,8 @@ def evidences(draw: st.DrawFn) -> Evidence:
         ),
         kl=draw(st.floats(0, 10) | st.just(math.nan)),
         prior_e_value=draw(st.floats(0.01, CONFIRMATION_E_VALUE)),
-        spent_items=draw(st.frozensets(st.sampled_from([each.signal for each in target])))
-        if target
+        spent_items=draw(st.frozensets(st.sampled_from([each.signal for each in undecided])))
+        if undecided
         else frozenset(),
     )
 
@@ -89,9 +89,9 @@ def evidence(**changes: Any) -> Evidence:
         key: changes.pop(key) for key in tuple(changes) if key in ProbeResults.__dataclass_fields__
     }
     good = Evidence(
-        target=items(improved=3),
+        undecided=items(improved=3),
         retention=items(tied=4),
-        earlier_target=(),
+        decided=(),
         probes=canaries,
         kl=0.1,
     )
@@ -99,8 +99,8 @@ def evidence(**changes: Any) -> Evidence:
 
 
 def judged_by(seen: Evidence) -> str:
-    decided = any(each.improved or each.regressed for each in seen.target)
-    return "target" if decided or not seen.earlier_target else "earlier_target"
+    decided = any(each.improved or each.regressed for each in seen.undecided)
+    return "undecided" if decided or not seen.decided else "decided"
 
 
 @few
@@ -186,7 +186,7 @@ def test_improvement_and_regression_are_symmetric_and_a_tie_is_neither() -> None
 @pytest.mark.parametrize(("learns", "probation"), [(3, True), (7, True), (8, False)])
 @pytest.mark.parametrize("wins", [1, 12])
 def test_thin_evidence_goes_live_on_probation(learns: int, wins: int, probation: bool) -> None:
-    seen = evidence(target=items(improved=wins), prior_e_value=1.5 ** (learns - 1))
+    seen = evidence(undecided=items(improved=wins), prior_e_value=1.5 ** (learns - 1))
     judgement = judge(seen, MARGINS)
     assert (judgement.verdict, judgement.probation) == (Verdict.PROMOTED, probation)
     assert (1.5**learns >= CONFIRMATION_E_VALUE) is not probation
@@ -210,7 +210,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
     [
         ({}, Verdict.PROMOTED, PROMOTED_ON_PROBATION),
         (
-            {"target": (), "earlier_target": items(improved=2)},
+            {"undecided": (), "decided": items(improved=2)},
             Verdict.PROMOTED,
             (
                 changed(ReasonCode.IMPROVED, 2, 0, 2, examples="older held-out"),
@@ -224,12 +224,12 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             (changed(ReasonCode.IMPROVED, 3, 0, 3), ON_PROBATION),
         ),
         (
-            {"target": items(improved=9, regressed=1)},
+            {"undecided": items(improved=9, regressed=1)},
             Verdict.PROMOTED,
             (changed(ReasonCode.IMPROVED_AND_REGRESSED, 9, 1, 10), PROBES_KEPT, ON_PROBATION),
         ),
         (
-            {"target": items(improved=8, regressed=1)},
+            {"undecided": items(improved=8, regressed=1)},
             Verdict.ABSTAINED,
             (
                 changed(ReasonCode.IMPROVED_AND_REGRESSED, 8, 1, 9),
@@ -237,7 +237,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             ),
         ),
         (
-            {"target": items(improved=2, regressed=1)},
+            {"undecided": items(improved=2, regressed=1)},
             Verdict.ABSTAINED,
             (
                 changed(ReasonCode.IMPROVED_AND_REGRESSED, 2, 1, 3),
@@ -245,12 +245,12 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             ),
         ),
         (
-            {"target": items(improved=1, regressed=1)},
+            {"undecided": items(improved=1, regressed=1)},
             Verdict.REFUSED,
             (changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),),
         ),
         (
-            {"target": (EvalItem("a", -2.0, -1.0), EvalItem("b", -2.0, -2.1))},
+            {"undecided": (EvalItem("a", -2.0, -1.0), EvalItem("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
             (
                 changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),
@@ -258,7 +258,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             ),
         ),
         (
-            {"target": (EvalItem("a", -2.0, -1.9), EvalItem("b", -2.0, -2.09))},
+            {"undecided": (EvalItem("a", -2.0, -1.9), EvalItem("b", -2.0, -2.09))},
             Verdict.ABSTAINED,
             (
                 changed(ReasonCode.IMPROVED_AND_REGRESSED, 1, 1, 2),
@@ -266,13 +266,18 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             ),
         ),
         (
-            {"target": (*(EvalItem(each, -2.0, -1.9) for each in "ab"), EvalItem("c", -2.0, -4.0))},
+            {
+                "undecided": (
+                    *(EvalItem(each, -2.0, -1.9) for each in "ab"),
+                    EvalItem("c", -2.0, -4.0),
+                )
+            },
             Verdict.REFUSED,
             (changed(ReasonCode.LOSS_EXCEEDS_GAIN, 2, 1, 3),),
         ),
         (
             {
-                "target": (
+                "undecided": (
                     EvalItem("a", -2.0, -1.9, base=-4.0),
                     EvalItem("b", -2.0, -2.15, base=-4.0),
                 )
@@ -282,7 +287,7 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
         ),
         (
             {
-                "target": (
+                "undecided": (
                     EvalItem("a", -2.0, -2.05, base=-4.0),
                     EvalItem("b", -2.0, -2.15, base=-4.0),
                 )
@@ -291,22 +296,22 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             (changed(ReasonCode.IMPROVED_AND_REGRESSED, 0, 2, 2),),
         ),
         (
-            {"target": items(regressed=2)},
+            {"undecided": items(regressed=2)},
             Verdict.REFUSED,
             (changed(ReasonCode.IMPROVED_AND_REGRESSED, 0, 2, 2),),
         ),
         (
-            {"target": tuple(EvalItem(each, -2.0, -1.95) for each in "abc")},
+            {"undecided": tuple(EvalItem(each, -2.0, -1.95) for each in "abc")},
             Verdict.ABSTAINED,
             (
                 changed(ReasonCode.IMPROVED, 3, 0, 3),
                 reason(ReasonCode.EFFECT_TOO_SMALL, effect="0.05"),
             ),
         ),
-        ({"target": items(tied=3)}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
-        ({"target": ()}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
+        ({"undecided": items(tied=3)}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
+        ({"undecided": ()}, Verdict.ABSTAINED, (reason(ReasonCode.NO_DIFFERENCE),)),
         (
-            {"target": items(tied=1), "earlier_target": items(improved=2)},
+            {"undecided": items(tied=1), "decided": items(improved=2)},
             Verdict.PROMOTED,
             (
                 changed(ReasonCode.IMPROVED, 2, 0, 2, examples="older held-out"),
@@ -521,7 +526,7 @@ def test_item_without_base_score_regresses_by_any_loss_above_a_tie() -> None:
 
 
 def test_reason_names_lessons_retracted_with_the_build() -> None:
-    seen = evidence(target=items(regressed=4), retention=items(tied=4))
+    seen = evidence(undecided=items(regressed=4), retention=items(tied=4))
     assert judge(seen, Margins()).verdict is Verdict.REFUSED
     alone = judge(seen, Margins(), removes_lessons=True)
     assert alone.verdict is Verdict.PROMOTED
@@ -552,9 +557,9 @@ def test_likelier_answers_go_live_only_if_the_model_writes_them(
     after: int, asked: int, is_live: bool
 ) -> None:
     evidence = Evidence(
-        target=items(improved=3),
+        undecided=items(improved=3),
         retention=(),
-        earlier_target=(),
+        decided=(),
         probes=ProbeResults(),
         kl=0.0,
         generation=GenerationResults(asked, after),
@@ -568,9 +573,9 @@ def test_likelier_answers_go_live_only_if_the_model_writes_them(
 
 def test_base_without_language_judges_no_replies() -> None:
     evidence = Evidence(
-        target=items(improved=3),
+        undecided=items(improved=3),
         retention=(),
-        earlier_target=(),
+        decided=(),
         probes=ProbeResults(),
         kl=0.0,
         generation=GenerationResults(3, 0),

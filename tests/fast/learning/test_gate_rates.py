@@ -69,14 +69,14 @@ class Layer:
         number = len(self.candidates)
         self.held_out += [f"{number}.{n}" for n in range(num_held_out)]
         history = eval_history([self.head] if self.head else [], "style", self.candidates)
-        target, retention = [], []
+        undecided, retention = [], []
         shared = self.rng.gauss(self.effect, self.noise * self.correlation**0.5)
         for signal in self.held_out:
             change = self.rng.gauss(shared, self.noise * (1 - self.correlation) ** 0.5)
             item = EvalItem(signal, -3.0, -3.0 + change, -3.0)
-            (retention if signal in history.decided_items else target).append(item)
+            (retention if signal in history.decided_items else undecided).append(item)
         evidence = Evidence(
-            tuple(target),
+            tuple(undecided),
             (),
             (),
             ProbeResults(),
@@ -202,4 +202,4 @@ def test_candidate_that_made_one_of_few_held_out_lessons_worse_does_not_go_live(
     assert judge(seen, MARGINS).verdict is Verdict.ABSTAINED
     # Of twenty, one is a tenth or less.
     more = tuple(EvalItem(f"more {n}", -3.0, -2.0, -3.0) for n in range(11))
-    assert judge(replace(seen, target=(*items, *more)), MARGINS).probation
+    assert judge(replace(seen, undecided=(*items, *more)), MARGINS).probation

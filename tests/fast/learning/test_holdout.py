@@ -24,7 +24,7 @@ def test_version_of_the_holdout_changes_only_with_its_items(
             report = user.learn()
             versions.append(report.scores["questions"]["version"])
             assert f"version {versions[-1]}" in str(report)
-            again = user.learn(start="nothing")
+            again = user.learn(start="scratch")
             assert again.revision == report.revision
             for number in range(8, 16):
                 user.teach(f"question {number}", f"Ahoy! Answer {number}.")

@@ -138,28 +138,28 @@ def test_same_signals_in_another_home_make_the_same_revision(
     assert digests[0] == digests[1]
 
 
-def test_building_twice_from_nothing_gives_the_same_bytes(fake_ada: User) -> None:
+def test_building_twice_from_scratch_gives_the_same_bytes(fake_ada: User) -> None:
     correct(fake_ada, 6)
-    first = fake_ada.learn(start="nothing")
+    first = fake_ada.learn(start="scratch")
     head = fake_ada.stack()
-    again = fake_ada.learn(start="nothing")
+    again = fake_ada.learn(start="scratch")
     assert (again.revision, fake_ada.stack()) == (first.revision, head)
     assert len(fake_ada.revisions()) == 1
 
 
-def test_revision_is_built_on_its_parent_or_from_nothing(fake_ada: User) -> None:
+def test_revision_is_built_on_its_parent_or_from_scratch(fake_ada: User) -> None:
     correct(fake_ada, 5)
     first = fake_ada.learn()
     correct(fake_ada, 4, first=10)
     second = fake_ada.learn()
     parents = {revision.id: revision.parent for revision in fake_ada.revisions()}
     assert (parents[first.revision or ""], parents[second.revision or ""]) == (None, first.revision)
-    third = fake_ada.learn(start="nothing")
+    third = fake_ada.learn(start="scratch")
     assert {r.id: r.parent for r in fake_ada.revisions()}[third.revision or ""] is None
 
 
 @pytest.mark.parametrize("again", ["edit", "edit of what was held back"])
-def test_restated_lesson_is_built_from_nothing_without_the_older_text(
+def test_restated_lesson_is_built_from_scratch_without_the_older_text(
     fake_ada: User, again: str
 ) -> None:
     replies = [ask(fake_ada, f"question {n}") for n in range(6)]
@@ -181,7 +181,7 @@ ACTS = st.lists(
         st.tuples(st.just("teach"), st.integers(1, 4)),
         st.tuples(st.just("again"), st.integers(0, 30)),
         st.tuples(st.just("like"), st.integers(0, 30)),
-        st.tuples(st.just("learn"), st.sampled_from(["auto", "nothing"])),
+        st.tuples(st.just("learn"), st.sampled_from(["auto", "scratch"])),
         st.tuples(st.just("rollback"), st.none()),
     ),
     min_size=4,
@@ -196,7 +196,7 @@ def test_held_out_signals_are_never_trained_on_whatever_users_do(
 ) -> None:
     with open_runtime(tmp_path_factory.mktemp("home") / "h") as runtime:
         ada, asked, held = runtime.user("ada"), 0, set[str]()
-        for act, value in [("correct", 5), ("learn", "auto"), *acts, ("learn", "nothing")]:
+        for act, value in [("correct", 5), ("learn", "auto"), *acts, ("learn", "scratch")]:
             if act == "correct":
                 correct(ada, int(str(value)), first=asked)
                 asked += int(str(value))
@@ -215,7 +215,7 @@ def test_held_out_signals_are_never_trained_on_whatever_users_do(
                 ada.rollback("style", None)
             elif act == "learn":
                 try:
-                    ada.learn(start="nothing" if value == "nothing" else "auto")
+                    ada.learn(start="scratch" if value == "scratch" else "auto")
                 except NothingToLearn:
                     continue
                 held |= pinned(ada)
@@ -294,7 +294,7 @@ def test_cancelled_learn_changes_nothing_visible_and_the_next_one_resumes(
         assert ada.revisions() == ()
     assert greedy(ada) == before
     finished = ada.learn().revision
-    assert ada.learn(start="nothing").revision == finished
+    assert ada.learn(start="scratch").revision == finished
 
 
 def test_learn_in_small_budgets_equals_one_uninterrupted_run(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def all_reports(report: LearnReport) -> list[LearnReport]:
 
 
 def never(user: User, layer: str) -> None:
-    user.scope(layer, "never")
+    user.set_scope(layer, "never")
 
 
 def off(user: User, layer: str) -> None:
@@ -56,7 +56,7 @@ def learn_memory_on_two_styles(user: User) -> tuple[str | None, str | None]:
     first = user.learn()
     for number in range(4, 18):
         user.teach(f"question {number}", style(f"Answer {number}."))
-    second = user.learn(start="nothing")
+    second = user.learn(start="scratch")
     tell(user, "dog", "Rex")
     assert [report.live for report in (first, second, user.learn())] == [True, True, True]
     return first.revision, second.revision
@@ -124,7 +124,7 @@ def test_loss_caused_by_a_learn_itself_is_a_regression(
     )
     for first in (20, 30):
         correct(ada, 4, first=first)
-        report = ada.learn("style", start="nothing")
+        report = ada.learn("style", start="scratch")
         assert not report.live
         assert ReasonCode.RETENTION_REGRESSED in [
             all_reports.code for all_reports in report.reasons
@@ -142,11 +142,11 @@ def test_memory_is_built_over_the_layers_that_answer_with_it(ada: User) -> None:
     # A skill answers near its own lessons alone.
     assert [entry.layer for entry in built["memory"].below] == ["style"]
 
-    ada.scope("skill.email", "always")
+    ada.set_scope("skill.email", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack_below_changed", "memory")
     ]
-    ada.scope("skill.email", "near")
+    ada.set_scope("skill.email", "near")
     assert ada.pending().triggers == ()
 
 
@@ -154,12 +154,12 @@ def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> No
     for number in range(8):
         ada.feedback(ada.chat(f"question {number}"), edit=f"Ahoy! Answer {number}. Arrr!")
     ada.learn()
-    ada.scope("style", "never")
+    ada.set_scope("style", "never")
     tell(ada, "dog", "Rex")
     assert ada.learn("memory").live
     built = ada.revisions("memory")[-1]
     assert built.below == ()
-    ada.scope("style", "always")
+    ada.set_scope("style", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack_below_changed", "memory")
     ]

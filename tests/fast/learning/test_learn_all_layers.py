@@ -188,7 +188,7 @@ def test_layer_that_no_longer_holds_is_rebuilt_on_the_new_stack(layered: User, h
 def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
     layered: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layer stays, so the next lessons are trained on top of it instead of from nothing."""
+    """The layer stays, so the next lessons are trained on top of it instead of from scratch."""
     old = heads(layered)["skill.email"]
     judge = gate.judge
     monkeypatch.setattr(learner, "revalidate", lambda *about: (False, checked(0, 4)))

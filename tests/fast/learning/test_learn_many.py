@@ -48,6 +48,7 @@ def stacks(runtime: Runtime) -> list[Any]:
     budgets=st.lists(st.integers(1, 30), max_size=3),
     stop=st.integers(0, 80),
 )
+@pytest.mark.exhaustive
 def test_interrupted_learn_many_gives_the_bytes_of_learning_alone(
     tmp_path_factory: pytest.TempPathFactory,
     lessons: list[tuple[int, int]],
@@ -220,10 +221,9 @@ def learned_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | N
     "breaks",
     [
         _corrupt_row,
-        _break_evaluation,
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in (_break_planning, _break_saving, _break_publishing)
+            for each in (_break_evaluation, _break_planning, _break_saving, _break_publishing)
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_step_that_fails_for_the_group_is_retried_for_each_user_alone(
     together = stacks(runtime)
     for user in PEOPLE:
         assert (
-            runtime.user(user).learn(start="nothing").revision
+            runtime.user(user).learn(start="scratch").revision
             == together[PEOPLE.index(user)].entries[0].revision
         )
 

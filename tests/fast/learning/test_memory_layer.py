@@ -124,7 +124,7 @@ def test_retracted_fact_can_be_removed_from_the_layer(ada: User) -> None:
     tell(ada, "cat", "Momo")
     ada.learn("memory", accept=True)
     ada.retract_item(retracted)
-    ada.learn("memory", start="nothing", accept=True)
+    ada.learn("memory", start="scratch", accept=True)
 
     assert retracted not in ada.revisions("memory")[-1].signals
 
@@ -184,7 +184,7 @@ def test_all_facts_are_trained_and_none_becomes_held_out(
 
     assert pinned(ada) == set()
     assert trained_on(ada) == facts
-    ada.learn("memory", start="nothing", accept=True)
+    ada.learn("memory", start="scratch", accept=True)
     assert set(ada.revisions("memory")[-1].signals.values()) == {"trained"}
 
 
@@ -212,7 +212,7 @@ def test_layer_with_only_held_out_questions_raises_nothing_to_learn(ada: User) -
                 ada._services.store.ledger.retract(ada.id, signal.id)
     ada.rollback("style", None)
     with pytest.raises(NothingToLearn) as nothing:
-        ada.learn("style", start="nothing")
+        ada.learn("style", start="scratch")
     assert nothing.value.cause is NothingCause.ALL_HELD_OUT
 
 
@@ -247,7 +247,7 @@ def test_fact_that_helped_twice_is_distilled_from_those_replies(ada: User) -> No
 
 
 def _plan(ada: User) -> Plan:
-    """Return the plan of a build from nothing."""
+    """Return the plan of a build from scratch."""
     learner = Learner.from_services(ada._services)
     state = inspect_live_layer(learner.services, ada.id, "memory")
-    return build_plan(learner.services, state, learner.recipes.memory, "nothing", 0.0)
+    return build_plan(learner.services, state, learner.recipes.memory, "scratch", 0.0)

@@ -124,6 +124,7 @@ def test_learn_ended_by_its_budget_stays_pending_after_later_lessons(
     assert ada.pending().triggers == ()
 
 
+@pytest.mark.exhaustive
 def test_imported_layer_is_pending_once_and_stays(
     ada: User, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -211,4 +212,4 @@ def test_pending_loads_no_model(
     ada.teach("hello", "Ahoy!")
     monkeypatch.setattr(runtime, "engine", lambda: pytest.fail("the model was loaded"))
     assert ada.pending().too_few == {"style": 1}
-    assert ada.review() == ()
+    assert ada.review_probation() == ()

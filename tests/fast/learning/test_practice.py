@@ -173,6 +173,7 @@ def test_held_out_lessons_of_all_layers_are_retention_items(ada: User) -> None:
     assert report.scores["retention"]["asked"] == 2
 
 
+@pytest.mark.exhaustive
 def test_same_practice_in_another_home_makes_the_same_revision(
     tmp_path: Path, tiny_base: object
 ) -> None:
@@ -228,6 +229,7 @@ class BrevityReward:
         return [1 - attempt.length for attempt in attempts]
 
 
+@pytest.mark.exhaustive
 def test_reward_shaper_gets_whole_groups_and_solved_tasks_only_on_request(
     ada: User,
 ) -> None:

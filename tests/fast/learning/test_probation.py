@@ -216,7 +216,7 @@ def test_undone_rollback_leaves_the_probation_as_it_was(ada: User) -> None:
 def test_withdrawn_revision_returns_only_by_name(ada: User) -> None:
     revision = ada.stack().entries[0].revision
     dislike(ada, 4)
-    again = ada.learn(start="nothing")
+    again = ada.learn(start="scratch")
     assert (again.revision, again.verdict) == (revision, Verdict.REFUSED)
     assert again.reasons[-1].code is ReasonCode.WITHDRAWN_BEFORE
     assert ada.stack().entries == ()
@@ -312,7 +312,7 @@ def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtim
 
 def test_learning_the_same_again_keeps_the_verdict_of_the_head(ada: User) -> None:
     before = ada.revisions()
-    report = ada.learn(start="nothing")
+    report = ada.learn(start="scratch")
     assert (report.outcome, report.verdict) == (LearnOutcome.UNCHANGED, None)
     assert report.reasons[-1].code is ReasonCode.SAME_AS_LIVE
     assert (ada.revisions(), len(ada.history())) == (before, 1)

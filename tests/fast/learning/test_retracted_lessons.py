@@ -39,7 +39,7 @@ def live(ada: User, layer: str) -> str | None:
 
 
 def signals_of(ada: User, layer: str) -> set[str]:
-    """Return the signals of a live revision that was built from nothing."""
+    """Return the signals of a live revision that was built from scratch."""
     (revision,) = (each for each in ada.revisions(layer) if each.id == live(ada, layer))
     assert revision.parent is None
     return set(revision.signals)

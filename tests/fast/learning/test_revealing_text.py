@@ -47,6 +47,7 @@ def test_name_that_no_remaining_text_has_is_found_in_any_context(data: st.DataOb
 
 @examples(100)
 @given(st.data())
+@pytest.mark.exhaustive
 def test_text_of_which_every_part_remains_elsewhere_is_not_found(data: st.DataObject) -> None:
     _, texts, space = data.draw(scripts())
     items = data.draw(st.lists(texts, min_size=1, max_size=3))

@@ -145,7 +145,7 @@ def test_a_build_depends_on_the_scrubber_and_can_be_repeated(tmp_path: Path) -> 
             revision = ada.learn("style", recipe=recipe).revision
             assert revision
             inputs.append(ada.revisions()[0].inputs)
-            assert ada.check_rebuild(revision).equal
+            assert ada.reproduce(revision).equal
             assert ("scrubber" in ada.revisions()[0].recipe) == (name == "on")
     assert inputs[0] != inputs[1]
 

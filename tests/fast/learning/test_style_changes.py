@@ -41,7 +41,7 @@ def roles(user: User) -> dict[str, str]:
     return dict(user.revisions("style")[-1].signals)
 
 
-def test_build_after_a_style_change_starts_from_nothing_and_drops_the_old_style(
+def test_build_after_a_style_change_starts_from_scratch_and_drops_the_old_style(
     ada: User,
 ) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
@@ -56,7 +56,7 @@ def test_build_after_a_style_change_starts_from_nothing_and_drops_the_old_style(
     assert second.scores["retention"]["asked"] == 0
     for signal in old:
         status = status_of(ada, signal)
-        assert (status.place, status.use_code, status.layer) == ("unused", SignalUse.UNUSED, None)
+        assert (status.place, status.use_code, status.layer) == ("kept", SignalUse.UNUSED, None)
         assert status.reason == reason(ReasonCode.STYLE_CHANGED_SINCE, since=new[0])
 
 
@@ -78,6 +78,7 @@ def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
     assert ada.revisions("style")[-1].parent is not None
 
 
+@pytest.mark.exhaustive
 def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
@@ -88,7 +89,7 @@ def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out
     again = edit_in_style(ada, "signed", 8, first=24)
     ada.learn()
     assert set(roles(ada)) == {*old, *again}
-    assert {status_of(ada, signal).place for signal in between} == {"unused"}
+    assert {status_of(ada, signal).place for signal in between} == {"kept"}
     trained = {signal for signal, role in roles(ada).items() if role == "trained"}
     assert not held & trained
     assert held & set(old) <= {signal for signal, role in roles(ada).items() if role == "held_out"}
@@ -136,7 +137,7 @@ def test_thumbs_neither_change_nor_restore_a_style(ada: User) -> None:
     assert {status_of(ada, signal).place for signal in (*old, *early)} == {"layer"}
     new = edit_in_style(ada, "listed", 6, first=20)
     late = liked(26, 2)
-    assert {status_of(ada, signal).place for signal in (*old, *early, *late)} == {"unused"}
+    assert {status_of(ada, signal).place for signal in (*old, *early, *late)} == {"kept"}
     assert status_of(ada, late[0]).reason == reason(ReasonCode.STYLE_CHANGED_BEFORE, since=new[0])
     assert {status_of(ada, signal).place for signal in new} == {"layer"}
 
@@ -154,7 +155,7 @@ def test_style_change_drops_no_skill_lessons(ada: User) -> None:
 def test_retracting_lessons_of_the_new_style_restores_the_old_one(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     new = edit_in_style(ada, "listed", 4, first=12)
-    assert status_of(ada, old[0]).place == "unused"
+    assert status_of(ada, old[0]).place == "kept"
     ada._services.store.ledger.retract("ada", new[0])
     assert {status_of(ada, signal).place for signal in old} == {"layer"}
 

@@ -141,6 +141,7 @@ def test_change_does_not_depend_on_what_was_scanned_before() -> None:
     assert growing == shrinking[::-1]
 
 
+@pytest.mark.exhaustive
 def test_one_more_lesson_of_thousands_costs_one_comparison() -> None:
     many = tuple(PromptResponse(f"{number}", f"No. {number}") for number in range(4_200))
 

@@ -13,7 +13,7 @@ from personalpeft import User
 from personalpeft.backends.base import Backend
 from personalpeft.learning.data.assignment import MIN_THUMBS
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.train.losses import KTOLoss
 
 
@@ -116,7 +116,7 @@ def test_dislikes_are_compared_with_likes_of_long_ago(
         ada.learn(accept=True)
         ada.feedback(ask(ada, "one more", max_tokens=2), rating=-1)
         ada.learn(accept=True)
-        assert ada.check_rebuild(ada.revisions()[-1].id).outcome is RebuildOutcome.EQUAL
+        assert ada.reproduce(ada.revisions()[-1].id).outcome is ReproductionOutcome.EQUAL
     assert seen[-1] == {1}
 
 

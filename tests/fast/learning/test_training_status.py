@@ -121,6 +121,7 @@ def test_learn_of_another_process_has_a_status_until_it_is_killed(
     assert ada.training_status() is None
 
 
+@pytest.mark.exhaustive
 def test_process_with_the_reused_id_of_a_killed_learner_has_no_status(
     ada: User, learner: subprocess.Popen[str], runtime: Runtime
 ) -> None:

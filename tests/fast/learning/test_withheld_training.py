@@ -30,7 +30,7 @@ def test_dislikes_without_consent_end_no_probation(ada: User) -> None:
     live = ada.stack()
     for number in range(8):
         ada.feedback(ask(ada, f"later {number}"), rating=-1, train=False)
-    assert (ada.stack(), ada.review()) == (live, ())
+    assert (ada.stack(), ada.review_probation()) == (live, ())
 
 
 def test_ratings_without_consent_do_not_count_among_those_that_dislikes_need(

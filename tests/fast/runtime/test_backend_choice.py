@@ -169,6 +169,7 @@ def test_turn_and_provenance_name_the_backend_and_why_it_served(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("tiny_base")
+@pytest.mark.exhaustive
 def test_another_engine_learns_the_same_revision_while_chat_goes_on_and_frees_its_memory(
     tmp_path: Path,
 ) -> None:
@@ -193,7 +194,7 @@ def test_another_engine_learns_the_same_revision_while_chat_goes_on_and_frees_it
         assert _torch_backends() == loaded
         # For programs that train by themselves it stays.
         backend = runtime.training_backend()
-        assert ada.learn(accept=True, start="nothing").revision
+        assert ada.learn(accept=True, start="scratch").revision
         assert runtime.learning_engine().backend is backend
         assert runtime.engine().backend is not backend
 

@@ -117,7 +117,7 @@ def test_rebuilt_revisions_have_the_inputs_of_a_home_that_never_had_the_item(
 def test_second_builds_of_the_live_revisions_are_stated_if_asked_for(ada: User) -> None:
     item = teach_secret(ada)
     correct(ada, 5, first=20)
-    certificate = certify(ada, item, check_rebuild=True)
+    certificate = certify(ada, item, reproduce=True)
     equality = certificate.statement["equality"]
     live = {entry.digest for entry in ada.stack().entries}
     assert live

@@ -317,7 +317,7 @@ def test_learn_waits_for_room_and_is_never_refused(home: Path, slots: int) -> No
         correct(ada, 5)
         assert ada.learn().verdict == "promoted"
         correct(ada, 5, first=20)
-        assert ada.learn(start="nothing").revision
+        assert ada.learn(start="scratch").revision
 
 
 def test_rollback_loads_no_model(home: Path) -> None:
@@ -482,7 +482,7 @@ def test_act_of_one_user_changes_nothing_for_another(
             elif act == "rule":
                 ada.feedback("last", comment="Always say Biscuit.")
             elif act == "learn":
-                ada.learn(start="nothing")
+                ada.learn(start="scratch")
             elif act == "rollback" and ada.history():
                 ada.rollback("style")
             elif act == "weigh" and ada.layers():

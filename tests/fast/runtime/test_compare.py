@@ -73,16 +73,16 @@ def test_choice_never_supersedes_an_edit_by_the_user(ada: User) -> None:
     statuses = {status.signal.id: status for status in ada.signal_statuses()}
     assert statuses[own.signal.id] == own
     assert (statuses[choice.signal].place, statuses[choice.signal].why) == (
-        "unused",
+        "kept",
         "the edit of the same prompt takes precedence",
     )
     # The later of two choices counts, and an edit outranks both.
     first, second = (ada.compare(PROMPT).choose(number).signal for number in (1, 2))
     kept = {status.signal.id: status.place for status in ada.signal_statuses()}
-    assert (kept[first], kept[second]) in {("unused", "layer"), ("layer", "layer")}
+    assert (kept[first], kept[second]) in {("kept", "layer"), ("layer", "layer")}
     edit = ada.feedback(ask(ada, PROMPT), edit="Ahoy! Boil it. Arrr!")
     kept = {status.signal.id: status.place for status in ada.signal_statuses()}
-    assert (kept[first], kept[second], kept[edit]) == ("unused", "unused", "layer")
+    assert (kept[first], kept[second], kept[edit]) == ("kept", "kept", "layer")
 
 
 def test_answers_are_shown_side_by_side(ada: User) -> None:
@@ -165,7 +165,7 @@ def learn_skill(ada: User) -> str:
 
 def test_layers_outside_the_comparison_follow_their_scope(ada: User) -> None:
     skill = learn_skill(ada)
-    ada.scope("skill.email", "never")
+    ada.set_scope("skill.email", "never")
     layers = [[entry.layer for entry in each.stack.entries] for each in ada.compare(PROMPT).answers]
     assert sorted(layers) == [[], ["style"]]
     # The compared layer is attached whatever its scope.

@@ -59,9 +59,9 @@ NAMES = [
     "Provenance",
     "QueueFull",
     "RebaseReport",
-    "RebuildReport",
     "RepairReport",
     "Reply",
+    "ReproductionReport",
     "RestoreReport",
     "Runtime",
     "Serving",
@@ -84,7 +84,6 @@ METHODS = [
     "apply_learn",
     "bundle_learn",
     "chat",
-    "check_rebuild",
     "compare",
     "conversation",
     "conversations",
@@ -108,12 +107,13 @@ METHODS = [
     "record_implicit_feedback",
     "remember",
     "reports",
+    "reproduce",
     "retract",
     "retract_item",
-    "review",
+    "review_probation",
     "revisions",
     "rollback",
-    "scope",
+    "set_scope",
     "set_training",
     "set_weight",
     "signal_statuses",
@@ -173,11 +173,14 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
         for owner, old, new in (
+            (ada, "check_rebuild", "reproduce"),
             (ada, "digest", "activity_summary"),
             (ada, "lessons", "signal_statuses"),
             (ada, "remove_item", "retract_item"),
+            (ada, "scope", "set_scope"),
             (ada, "weigh", "set_weight"),
             (runtime, "tokens", "api_keys"),
+            (personalpeft, "RebuildReport", "ReproductionReport"),
             (personalpeft, "Why", "Provenance"),
             (ada.pending(), "news", "triggers"),
             (ForgetReport("ada", "s_1", datetime.now(UTC), 0.0), "stands", "remaining_mentions"),
@@ -194,6 +197,11 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
                 pytest.raises(personalpeft.InvalidInput),
             ):
                 learn(memory=-1)
+        with (
+            pytest.warns(DeprecationWarning, match="scratch"),
+            pytest.raises(personalpeft.NothingToLearn),
+        ):
+            ada.learn(start="nothing")
 
 
 def test_deprecated_option_of_open_works_for_one_release_and_warns(tmp_path: Path) -> None:

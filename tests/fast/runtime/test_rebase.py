@@ -129,7 +129,7 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
         ]
         assert {each.base for each in ada.revisions()} == {report.base, report.to}
         assert runtime.verify() == ()
-        assert ada.check_rebuild(ada.stack().entries[1].revision).equal
+        assert ada.reproduce(ada.stack().entries[1].revision).equal
 
     back = bases.rebase(bases.second, bases.first, accept=True)
     assert [each.after for each in back.layers] == heads
@@ -288,7 +288,7 @@ def test_comparing_alone_switches_nothing_whatever_the_gate_says(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["tiny-quick", "tiny-changed"])
-def test_other_recipe_of_the_same_base_builds_from_nothing_and_is_compared(
+def test_other_recipe_of_the_same_base_builds_from_scratch_and_is_compared(
     bases: Bases, name: str
 ) -> None:
     changed = bases.home.parent / "changed" / "card.toml"

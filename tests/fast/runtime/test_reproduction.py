@@ -25,7 +25,7 @@ from runtime_makers import (
 from personalpeft import Busy, Cancelled, Forgotten, HomeError, NotFound, Runtime, User, host
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.fake import FakeSession
-from personalpeft.learning.outcomes import RebuildOutcome
+from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.types import Revision
 
 
@@ -77,9 +77,9 @@ def test_each_revision_comes_out_equal_in_a_home_that_cannot_be_written(home: Pa
     assert any(each.below for each in revisions)
     with home_unchanged(home), open_runtime(home, read_only=True) as reader:
         ada = reader.user("ada", create=False)
-        reports = [ada.check_rebuild(each.id) for each in revisions]
+        reports = [ada.reproduce(each.id) for each in revisions]
     for report in reports:
-        assert report.outcome is RebuildOutcome.EQUAL, str(report)
+        assert report.outcome is ReproductionOutcome.EQUAL, str(report)
         assert report.equal
         assert report.same_inputs
         assert report.rebuilt == report.digest
@@ -98,7 +98,7 @@ def test_revision_on_a_parent_comes_out_equal_and_its_lost_file_comes_back(
     ada.learn(accept=True)
     _, second = ada.revisions()
     assert second.parent
-    assert ada.check_rebuild(second.id).equal
+    assert ada.reproduce(second.id).equal
     lose(home, second)
     assert [each.revision for each in runtime.repair().repaired] == [second.id]
     assert runtime.verify() == ()
@@ -116,7 +116,7 @@ def test_what_came_later_or_meanwhile_plays_no_part(fake_ada: User) -> None:
     first = fake_ada.learn(progress=interrupt)
     assert first.revision
     fake_ada.retract(*(s.id for s in fake_ada.signals() if s.kind == "edit"))
-    assert fake_ada.check_rebuild(first.revision).equal
+    assert fake_ada.reproduce(first.revision).equal
 
 
 def test_fact_without_an_answer_comes_out_equal_after_it_was_retracted(fake_ada: User) -> None:
@@ -128,7 +128,7 @@ def test_fact_without_an_answer_comes_out_equal_after_it_was_retracted(fake_ada:
     report = fake_ada.learn("memory", accept=True)
     assert report.revision
     fake_ada.retract_item(fact)
-    assert fake_ada.check_rebuild(report.revision).equal
+    assert fake_ada.reproduce(report.revision).equal
 
 
 def test_inputs_of_a_memory_name_facts_that_are_only_looked_up(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> 
     fake_ada.learn()
     fake_ada.export_peft(tmp_path / "peft")
     imported = fake_ada.import_peft(tmp_path / "peft", layer="skill.other")
-    report = fake_ada.check_rebuild(imported.id)
-    assert report.outcome is RebuildOutcome.IMPORTED
+    report = fake_ada.reproduce(imported.id)
+    assert report.outcome is ReproductionOutcome.IMPORTED
     assert not report.equal
     assert report.rebuilt is None
 
@@ -162,7 +162,7 @@ def test_what_training_was_withdrawn_from_is_not_trained_on_again(fake_ada: User
     revision = fake_ada.learn().revision
     assert revision
     fake_ada.retract(signals[0], training_only=True)
-    assert fake_ada.check_rebuild(revision).outcome is RebuildOutcome.TRAINING_FORBIDDEN
+    assert fake_ada.reproduce(revision).outcome is ReproductionOutcome.TRAINING_FORBIDDEN
 
 
 def test_missing_input_is_named(fake_ada: User, home: Path) -> None:
@@ -173,8 +173,8 @@ def test_missing_input_is_named(fake_ada: User, home: Path) -> None:
     memory = fake_ada.learn("memory", accept=True).revision
     assert memory
     (home / "blobs" / below.digest[:2] / below.digest).unlink()
-    report = fake_ada.check_rebuild(memory)
-    assert report.outcome is RebuildOutcome.INPUTS_MISSING
+    report = fake_ada.reproduce(memory)
+    assert report.outcome is ReproductionOutcome.INPUTS_MISSING
     assert below.revision in str(report)
 
 
@@ -183,12 +183,12 @@ def test_unknown_forgotten_and_cancelled_raise(fake_ada: User) -> None:
     revision = fake_ada.learn().revision
     assert revision
     with pytest.raises(NotFound):
-        fake_ada.check_rebuild("style@nowhere")
+        fake_ada.reproduce("style@nowhere")
     with pytest.raises(Cancelled):
-        fake_ada.check_rebuild(revision, cancelled=lambda: True)
+        fake_ada.reproduce(revision, cancelled=lambda: True)
     fake_ada.forget(signals[0], rebuild=False)
     with pytest.raises(Forgotten):
-        fake_ada.check_rebuild(revision)
+        fake_ada.reproduce(revision)
 
 
 @pytest.mark.exhaustive
@@ -201,8 +201,8 @@ def test_other_rounding_is_reported_with_how_near_it_came(
         assert revision
     monkeypatch.setenv("PERSONALPEFT_KERNELS", "plain")
     with open_runtime(home, quick_card(tmp_path)) as runtime:
-        report = runtime.user("ada").check_rebuild(revision)
-    assert report.outcome is RebuildOutcome.DIFFERENT
+        report = runtime.user("ada").reproduce(revision)
+    assert report.outcome is ReproductionOutcome.DIFFERENT
     assert report.same_inputs
     assert report.closeness is not None
     assert 0 < report.closeness.distance < 0.5
@@ -252,10 +252,10 @@ def test_what_does_not_come_out_equal_is_not_replaced(
         # Another version, whose builds give other bytes.
         monkeypatch.setattr(FakeSession, "weights", halved(FakeSession.weights))
         report = runtime.repair()
-        assert [each.outcome for each in report.unrepaired] == [RebuildOutcome.DIFFERENT]
+        assert [each.outcome for each in report.unrepaired] == [ReproductionOutcome.DIFFERENT]
         assert report.live == {f"ada/{head.id}"}
         assert "rollback style" in str(report)
-        assert "from-nothing" in str(report)
+        assert "from-scratch" in str(report)
         assert len(report.problems) == 1
         assert home_contents(home) == contents
         assert ada.layers()[0].head == head.id
@@ -269,10 +269,11 @@ def test_lost_file_of_an_import_is_reported(
     fake_ada.export_peft(tmp_path / "peft")
     lose(home, fake_ada.import_peft(tmp_path / "peft", layer="skill.other"))
     report = fake_runtime.repair()
-    assert [each.outcome for each in report.unrepaired] == [RebuildOutcome.IMPORTED]
+    assert [each.outcome for each in report.unrepaired] == [ReproductionOutcome.IMPORTED]
     assert len(report.problems) == 1
 
 
+@pytest.mark.exhaustive
 def test_repair_that_is_killed_or_finds_no_room_leaves_a_valid_home_and_can_be_repeated(
     home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,9 +112,9 @@ def test_signal_that_only_yielded_to_a_retracted_one_counts_again(ada: User) -> 
     liked, edited = ada.feedback(reply, rating=1), ada.feedback(reply, edit="Eight minutes.")
     older, newer = fact(ada, "Biscuit"), fact(ada, "Rex")
     assert {status.signal.id: status.place for status in ada.signal_statuses()} == {
-        liked: "unused",
+        liked: "kept",
         edited: "layer",
-        older: "unused",
+        older: "kept",
         newer: "memory",
     }
     ada.retract(edited, newer)

@@ -53,9 +53,9 @@ def test_status_names_the_use_of_a_signal_and_the_revision_that_learned_it(
     assert [
         (statuses[s].place, statuses[s].use_code, statuses[s].revision) for s in (rule, fact, down)
     ] == [
-        ("prompt", SignalUse.IN_PROMPT, None),
+        ("profile", SignalUse.IN_PROMPT, None),
         ("memory", SignalUse.IN_PROMPT, None),
-        ("unused", SignalUse.UNUSED, None),
+        ("kept", SignalUse.UNUSED, None),
     ]
     assert statuses[later[0]].use_code is SignalUse.PENDING
 
@@ -153,7 +153,7 @@ def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
         for signal, seen in kept.items():
             assert signal is not None
-            assert (statuses[signal].place, statuses[signal].use) == ("unused", "recorded only")
+            assert (statuses[signal].place, statuses[signal].use) == ("kept", "recorded only")
             assert statuses[signal].signal.source == "app"
             assert statuses[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
         assert not trained_on(ada) & set(kept)

@@ -157,6 +157,7 @@ print(taken)
 """
 
 
+@pytest.mark.exhaustive
 def test_referenced_files_stay_beside_concurrent_writers(home: Path) -> None:
     opened(home).close()
     collector = beside(_COLLECT_WITHOUT_END, home)

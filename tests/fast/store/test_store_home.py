@@ -440,6 +440,7 @@ def _keeps_a_log(home: Path) -> bool:
     JOURNAL_MODE != "wal" or is_wal_safe(sqlite3.sqlite_version_info),
     reason="takes a safe and an unsafe SQLite",
 )
+@pytest.mark.exhaustive
 def test_sqlite_with_the_bug_leaves_wal_mode_once_it_is_alone(
     home: Path,
 ) -> None:

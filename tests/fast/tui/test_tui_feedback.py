@@ -317,6 +317,7 @@ def test_a_user_whose_learn_runs_elsewhere_is_not_erased(
     assert run_tui(runtime, scenario).erased is None
 
 
+@pytest.mark.exhaustive
 def test_layers_built_anew_are_shown_beside_the_live_ones_and_switched_to(
     runtime: Runtime,
 ) -> None:

@@ -57,7 +57,8 @@ def used(site: Site) -> Site:
 
 
 @pytest.mark.parametrize(
-    "setting", ["light", pytest.param("dark", marks=pytest.mark.exhaustive), "phone"]
+    "setting",
+    ["light", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("dark", "phone"))],
 )
 def test_each_view_matches_its_stored_tree(used: Site, browser: Browser, setting: str) -> None:
     update = os.environ.get("UPDATE_SCREENS") == "1"

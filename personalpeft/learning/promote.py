@@ -34,7 +34,7 @@ from personalpeft.types import Revision, Stack
 _log = logging.getLogger(__name__)
 
 
-def publish_candidate(
+def promote_candidate(
     services: Services, candidate: Candidate, judgement: Judgement, report: LearnReport
 ) -> LearnReport:
     """Record a judged candidate with its report, and make it live where it was promoted.
@@ -258,8 +258,8 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sign
     """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
     examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
-    # A signal with a probe is trained on.
-    held_out = {lesson.signal for lesson in plan.holdout if not lesson.is_probe}
+    # A signal with a test question is trained on.
+    held_out = {lesson.signal for lesson in plan.holdout if not lesson.is_test}
     is_pending = use_of_new is SignalUse.PENDING
     use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
     sources = []
