@@ -452,6 +452,7 @@ def test_generated_requests_of_tinkers_clients_get_no_server_error(
 def test_every_route_is_described(app: Flask) -> None:
     described = {path for _, path in OTHER_ROUTES} | CLIENT_ROUTES.keys()
     described |= {PREFIX + operation.path for operation in OPERATIONS} | {f"{PREFIX}/openapi.json"}
+    described |= {PREFIX + each.former_path for each in OPERATIONS if each.former_path}
     rules = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule) for rule in app.url_map.iter_rules()}
     assert rules == described
 
