@@ -47,7 +47,7 @@ from personalpeft_app.commands.inspect_cmds import (
     users,
     why,
 )
-from personalpeft_app.commands.learn import learn, practice, rebase, rollback, set_scope, set_weight
+from personalpeft_app.commands.learn import learn, practice, rebase, rollback, scope, set_weight
 from personalpeft_app.commands.maintenance import (
     backup,
     completion,
@@ -165,7 +165,6 @@ class Cli(Group):
         "lessons": "signals",
         "rebuild": "reproduce",
         "report": "activity",
-        "scope": "set-scope",
         "token": "api-key",
         "weigh": "set-weight",
     },
@@ -197,7 +196,7 @@ def _checkout_commands() -> tuple[click.Command, ...]:
 cli.add_section("Chat", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_training))
 cli.add_section(
-    "Learn", (learn, daemon, practice, rollback, rebase, set_weight, set_scope, forget, forget_user)
+    "Learn", (learn, daemon, practice, rollback, rebase, set_weight, scope, forget, forget_user)
 )
 cli.add_section("Inspect", (stack, revisions, activity, turns, signals, why, memory, users, models))
 cli.add_section(

@@ -94,7 +94,6 @@ RENAMED_ATTRIBUTES = {
     "observe": "record_implicit_feedback",
     "remove_item": "retract_item",
     "review": "review_probation",
-    "scope": "set_scope",
     "weigh": "set_weight",
 }
 """Deprecated attributes of a user, here and in the client of a server, and their names now."""
@@ -683,7 +682,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """
         self._services.store.catalog.set_weight(self.id, layer, weight)
 
-    def set_scope(self, layer: str, scope: Scope) -> None:
+    def scope(self, layer: str, scope: Scope) -> None:
         """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
 
         A style defaults to "always", other layers to "near". A skill has a scope as

@@ -37,7 +37,7 @@ def stack(common: GlobalOptions) -> None:
 
     Each with its live revision, weight, scope and verdict.
 
-    To change one: personalpeft rollback, personalpeft set-weight, personalpeft set-scope.
+    To change one: personalpeft rollback, personalpeft set-weight, personalpeft scope.
     """
     with session.open_user(common, "read") as user:
         layers = user.layers()

@@ -269,15 +269,15 @@ def set_weight(common: GlobalOptions, layer: str, weight: float) -> None:
     emit(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 
-@command("set-scope", examples=("set-scope skill.email near", "set-scope style never"))
+@command("scope", examples=("scope skill.email near", "scope style never"))
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
-def set_scope(common: GlobalOptions, layer: str, when: Scope) -> None:
+def scope(common: GlobalOptions, layer: str, when: Scope) -> None:
     """Set when LAYER is active: always, near or never.
 
     'near' compares a prompt with those that the layer was trained on. By default a style is always
     active, a skill and the memory near.
     """
     with session.open_user(common, "change") as user:
-        user.set_scope(layer, when)
+        user.scope(layer, when)
     emit(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")

@@ -217,7 +217,7 @@ class _Bench:
                 path = start.user.export_peft(folder / "adapter", layer=start.layer)
                 user.import_peft(path, layer=f"skill.{skill}")
         user.teach_many(agents.action_demonstrations(runs), skill=skill)
-        user.set_scope(f"skill.{skill}", "never")
+        user.scope(f"skill.{skill}", "never")
         recipe = replace(self.training, holdout=0.05).recipe
         steps = {"min_steps": _SKILL_STEPS, "max_steps": _SKILL_STEPS, "seed": seed}
         user.learn(f"skill.{skill}", recipe={**recipe, **steps}, verifier=ExactMatch(), accept=True)

@@ -179,8 +179,8 @@ def set_weight(call: RequestContext) -> Layer:
     return _layer(call)
 
 
-def set_scope(call: RequestContext) -> Layer:
-    call.user.set_scope(call.path["layer"], call.body.scope)
+def scope(call: RequestContext) -> Layer:
+    call.user.scope(call.path["layer"], call.body.scope)
     return _layer(call)
 
 

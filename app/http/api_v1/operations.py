@@ -311,7 +311,7 @@ REVIEW = _learn("review_probation", "POST", f"{_USER}/review")
 STACK = _stack("stack", "GET", f"{_USER}/stack", errors=(*ANY, BaseMismatch, WeightsError))
 LAYERS = _stack("layers", "GET", f"{_USER}/layers", paged=True)
 SET_WEIGHT = _stack("set_weight", "PUT", f"{_LAYER}/weight", "", Layer)
-SCOPE = _stack("set_scope", "PUT", f"{_LAYER}/scope", "", Layer)
+SCOPE = _stack("scope", "PUT", f"{_LAYER}/scope", "", Layer)
 ROLLBACK = _stack(
     "rollback", "POST", f"{_LAYER}/rollback", types={"to": v.RevisionName | None}, errors=SERVING,
 )

@@ -109,7 +109,7 @@ class WorldModel:
         new = list(demonstrations(trajectories, known))
         if new:
             self.user.teach_many(new, skill=self.skill)
-            self.user.set_scope(self.layer, "never")
+            self.user.scope(self.layer, "never")
         return len(new)
 
     def learn(self, training: Training = DEFAULT_TRAINING, **options: Any) -> LearnReport:

@@ -82,10 +82,10 @@ def test_a_scope_is_set_and_shown_with_the_stack(shell: Shell) -> None:
     assert shell.run("learn", "--layer", "skill.email").exit_code == 0
     (layer,) = json.loads(shell.run("stack", "--json").stdout)["layers"]
     assert layer["scope"] == "near"
-    assert shell.run("set-scope", "skill.email", "never").stdout == "skill.email never\n"
+    assert shell.run("scope", "skill.email", "never").stdout == "skill.email never\n"
     assert "never" in shell.run("stack").stdout.splitlines()[1].split()
-    assert shell.run("set-scope", "skill.email", "sometimes").exit_code == 2
-    assert shell.run("set-scope", "skill.none", "near").exit_code == 3
+    assert shell.run("scope", "skill.email", "sometimes").exit_code == 2
+    assert shell.run("scope", "skill.none", "near").exit_code == 3
 
 
 def test_a_fact_that_is_told_twice_is_stored_once_and_no_hint_removes_it(shell: Shell) -> None:

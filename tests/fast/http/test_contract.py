@@ -858,12 +858,12 @@ def test_a_layer_is_weighted_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
     ada.set_weight("style", 0.5)
-    ada.set_scope("style", "near")
+    ada.scope("style", "near")
     assert [(layer.weight, layer.scope) for layer in ada.layers()] == [(0.5, "near")]
     with pytest.raises(InvalidInput):
         ada.set_weight("style", 3)
     with pytest.raises(InvalidInput):
-        ada.set_scope("style", "sometimes")
+        ada.scope("style", "sometimes")
     with pytest.raises(NotFound):
         ada.set_weight("memory", 1)
 

@@ -208,7 +208,7 @@ COMMANDS = (
     "verify",
     "reproduce {revision}",
     "set-weight style 0.5",
-    "set-scope style near",
+    "scope style near",
     "set-training on",
     "rollback style",
     "rollback style --to {revision}",

@@ -70,7 +70,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     with open_runtime(folder / "home", card) as runtime:
         ada = runtime.user("ada")
         teach(ada, games(12))
-        ada.set_scope(LAYER, "never")
+        ada.scope(LAYER, "never")
         ada.learn(LAYER, recipe=QUICK, verifier=ExactAnswer())
         yield ada
 
@@ -174,12 +174,12 @@ def test_a_wrong_recipe_or_verifier_changes_nothing(
 
 def test_a_skill_has_a_scope_as_soon_as_it_was_taught(ada: User) -> None:
     teach(ada, games(1))
-    ada.set_scope(LAYER, "never")
+    ada.scope(LAYER, "never")
     assert [(layer.name, layer.scope, layer.head) for layer in ada.layers()] == [
         (LAYER, "never", None)
     ]
     with pytest.raises(NotFound):
-        ada.set_scope("skill.other", "never")
+        ada.scope("skill.other", "never")
 
 
 def test_messages_and_groups_of_demonstrations_move_with_a_user(

@@ -38,7 +38,7 @@ def all_reports(report: LearnReport) -> list[LearnReport]:
 
 
 def never(user: User, layer: str) -> None:
-    user.set_scope(layer, "never")
+    user.scope(layer, "never")
 
 
 def off(user: User, layer: str) -> None:
@@ -142,11 +142,11 @@ def test_memory_is_built_over_the_layers_that_answer_with_it(ada: User) -> None:
     # A skill answers near its own lessons alone.
     assert [entry.layer for entry in built["memory"].below] == ["style"]
 
-    ada.set_scope("skill.email", "always")
+    ada.scope("skill.email", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack_below_changed", "memory")
     ]
-    ada.set_scope("skill.email", "near")
+    ada.scope("skill.email", "near")
     assert ada.pending().triggers == ()
 
 
@@ -154,12 +154,12 @@ def test_disabled_style_is_not_learned_again_through_the_memory(ada: User) -> No
     for number in range(8):
         ada.feedback(ada.chat(f"question {number}"), edit=f"Ahoy! Answer {number}. Arrr!")
     ada.learn()
-    ada.set_scope("style", "never")
+    ada.scope("style", "never")
     tell(ada, "dog", "Rex")
     assert ada.learn("memory").live
     built = ada.revisions("memory")[-1]
     assert built.below == ()
-    ada.set_scope("style", "always")
+    ada.scope("style", "always")
     assert [(trigger.kind, trigger.layer) for trigger in ada.pending().triggers] == [
         ("stack_below_changed", "memory")
     ]

@@ -325,7 +325,7 @@ def test_feedback_on_another_users_turn_is_refused(sample_home: SampleHome) -> N
         (lambda ada: ada.activity_summary("24h"), "'24h'"),
         (lambda ada: ada.rollback("style", 5), "must be a string, got 5"),
         (lambda ada: ada.compare("x", None), "must be a string, got None"),
-        (lambda ada: ada.set_scope(5, "near"), "must be a string, got 5"),
+        (lambda ada: ada.scope(5, "near"), "must be a string, got 5"),
         (lambda ada: ada.record_implicit_feedback("last", []), "event"),
         (lambda ada: ada.compare("Hello there").choose([]), "[]"),
     ],

@@ -57,7 +57,7 @@ def test_older_revision_answers_as_before(tmp_path: Path) -> None:
         older = ask(ada, "hello", revision=first.revision)
         assert (older.text, older.stack) == (then.text, then.stack)
         # Naming a revision attaches it even where its layer's scope is "never".
-        ada.set_scope("style", "never")
+        ada.scope("style", "never")
         assert ask(ada, "hello", revision=first.revision).text == then.text
         with pytest.raises(NotFound):
             ask(ada, revision="style@000000000000")

@@ -165,7 +165,7 @@ def learn_skill(ada: User) -> str:
 
 def test_layers_outside_the_comparison_follow_their_scope(ada: User) -> None:
     skill = learn_skill(ada)
-    ada.set_scope("skill.email", "never")
+    ada.scope("skill.email", "never")
     layers = [[entry.layer for entry in each.stack.entries] for each in ada.compare(PROMPT).answers]
     assert sorted(layers) == [[], ["style"]]
     # The compared layer is attached whatever its scope.

@@ -51,7 +51,7 @@ def learned_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
         ada.learn()
         ada.set_weight("style", 0.5)
-        ada.set_scope("style", "near")
+        ada.scope("style", "near")
         ada.forget(ada.remember("Never mind."), rebuild=False)
     return home
 

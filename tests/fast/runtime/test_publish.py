@@ -157,7 +157,7 @@ def test_publish_writes_each_live_stack_under_its_name_without_a_model(
 def test_disabled_layer_is_not_published(learned_users: Runtime, tmp_path: Path) -> None:
     user = learned_users.user(USERS[0])
     (layer,) = (entry.layer for entry in user.stack().entries)
-    user.set_scope(layer, "never")
+    user.scope(layer, "never")
     (published,) = learned_users.publish([user.id]).stacks
     assert (published.name, published.reason) == (None, "nothing is live")
     with pytest.raises(NotFound):

@@ -31,7 +31,7 @@ def learn_style_and_skill(user: User, scope: str | None = None) -> User:
         user.teach(prompt, f"Dear {prompt.split()[-1]}", skill="letters")
     assert user.learn("skill.letters").verdict is Verdict.PROMOTED
     if scope is not None:
-        user.set_scope("skill.letters", scope)  # type: ignore[arg-type]
+        user.scope("skill.letters", scope)  # type: ignore[arg-type]
     return user
 
 
@@ -87,8 +87,8 @@ def test_scope_is_stored_and_applies_to_the_next_turn(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = learn_style_and_skill(runtime.user("ada"), "always")
         assert attached(ada, FAR) == ["style", "skill.letters"]
-        ada.set_scope("skill.letters", "never")
-        ada.set_scope("style", "never")
+        ada.scope("skill.letters", "never")
+        ada.scope("style", "never")
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         assert [layer.scope for layer in ada.layers()] == ["never", "never"]
@@ -157,9 +157,9 @@ def test_invalid_scope_and_unknown_layer_change_nothing(ada: User, home: Path) -
     learn_style_and_skill(ada)
     with home_unchanged(home):
         with pytest.raises(InvalidInput) as no_scope:
-            ada.set_scope("style", "sometimes")  # type: ignore[arg-type]
+            ada.scope("style", "sometimes")  # type: ignore[arg-type]
         with pytest.raises(NotFound):
-            ada.set_scope("skill.none", "never")
+            ada.scope("skill.none", "never")
     assert all(scope in no_scope.value.message for scope in ("always", "near", "never"))
 
 
