@@ -14,16 +14,11 @@ from crash_makers import CrashFolder, check_home, points
 from crash_operations import ENCRYPTED, MIGRATIONS, OPERATIONS, REFUSED
 from interruption import Interruption, can_interrupt, list_calls, perform, spread
 
-pytestmark = pytest.mark.skipif(not can_interrupt(), reason="needs strace")
-# One operation is enough for make test.
-KILLED = [
-    "remember",
-    *(
-        pytest.param(each, marks=pytest.mark.exhaustive)
-        for each in (*OPERATIONS, *MIGRATIONS, *ENCRYPTED)
-        if each != "remember"
-    ),
+pytestmark = [
+    pytest.mark.skipif(not can_interrupt(), reason="needs strace"),
+    pytest.mark.exhaustive,
 ]
+KILLED = [*OPERATIONS, *MIGRATIONS, *ENCRYPTED]
 
 
 @contextmanager

@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 from crash_makers import CrashFolder, check_home, points
 from crash_operations import OPERATIONS, REFUSED
-from interruption import can_interrupt, perform_without_strace, spread
+from interruption import perform_without_strace, spread
 from write_seam import FAIL, KILL, KILLED
 
-# One operation is enough for make test, and none where strace kills that one.
+# One operation is enough for make test.
 INTERRUPTED = [
-    each
-    if each == "remember" and not can_interrupt()
-    else pytest.param(each, marks=pytest.mark.exhaustive)
+    each if each == "remember" else pytest.param(each, marks=pytest.mark.exhaustive)
     for each in OPERATIONS
 ]
 
 
 @pytest.mark.parametrize("operation", INTERRUPTED)
-@pytest.mark.parametrize("effect", [KILL, FAIL])
+@pytest.mark.parametrize("effect", [KILL, pytest.param(FAIL, marks=pytest.mark.exhaustive)])
 def test_nothing_promised_is_lost_at_any_interrupted_write(
     effect: str, operation: str, prepared: Callable[[str], CrashFolder], tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_every_python_block_compiles_and_imports_names_that_exist(page: Path) ->
                         importlib.import_module(f"{node.module}.{name.name}")
 
 
+@pytest.mark.exhaustive
 def test_the_commands_of_the_page_about_own_bases_run(
     tiny_base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

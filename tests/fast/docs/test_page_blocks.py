@@ -75,7 +75,14 @@ COMMANDS = {
     "practice": "needs a plugin, or a model that can solve a task; tests of practice run it",
 }
 # They write PEFT folders, and importing PEFT takes most of the time of this test.
-LONG = {"fleet.md", "move-a-user.md", "vllm-fleet.md"}
+LONG = {
+    "check-and-repair.md",
+    "engines.md",
+    "family-server.md",
+    "fleet.md",
+    "move-a-user.md",
+    "vllm-fleet.md",
+}
 BLOCKS = {
     "learn_on_cluster": "starts a cluster of Ray",
     ".venv-vllm/bin": "needs the environment that make vllm-env installs",

@@ -460,15 +460,9 @@ def _killed(point: int, work: Callable[..., object], *arguments: Any, **more: An
     os._exit(0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
-@pytest.mark.parametrize(
-    ("rotate", "step"),
-    [
-        (False, 12),
-        pytest.param(False, 1, marks=pytest.mark.exhaustive),
-        pytest.param(True, 1, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize(("rotate", "step"), [(False, 12), (False, 1), (True, 1)])
 def test_kill_while_encrypting_loses_nothing(
     plain: Path, tmp_path: Path, rotate: bool, step: int
 ) -> None:

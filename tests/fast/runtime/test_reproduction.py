@@ -228,7 +228,8 @@ def lose(home: Path, revision: Revision, how: str = "missing") -> None:
         path.write_bytes(b"x" + path.read_bytes()[1:])
 
 
-@pytest.mark.parametrize("how", ["missing", pytest.param("changed", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["missing", "changed"])
 def test_lost_files_are_built_again_in_the_order_of_the_builds(home: Path, how: str) -> None:
     with open_runtime(home) as runtime:
         revisions = learn_all(runtime.user("ada"))

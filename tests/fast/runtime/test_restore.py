@@ -337,7 +337,10 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
 
 
-@pytest.mark.parametrize("loss", ["missing in the home", "damaged in the copy"])
+@pytest.mark.parametrize(
+    "loss",
+    ["missing in the home", pytest.param("damaged in the copy", marks=pytest.mark.exhaustive)],
+)
 def test_backup_with_a_lost_adapter_is_restored_and_the_adapter_built_again(
     home: Path, tmp_path: Path, loss: str
 ) -> None:
