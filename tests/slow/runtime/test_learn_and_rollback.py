@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,13 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
         bare = answers(runtime, ada.stack(), UNSEEN, 96)
         general = [question for question, _ in GENERAL]
         general_before = answers(runtime, ada.stack(), general, 48)
-        for question, answer in LESSONS:
-            ada.feedback(ada.chat(question, temperature=0, max_tokens=40), edit=STYLE.apply(answer))
+        # Together, which takes a fifth of the time and gives the same replies.
+        with ThreadPoolExecutor(len(LESSONS)) as pool:
+            replies = pool.map(
+                lambda lesson: ada.chat(lesson[0], temperature=0, max_tokens=40), LESSONS
+            )
+        for reply, (_, answer) in zip(replies, LESSONS, strict=True):
+            ada.feedback(reply, edit=STYLE.apply(answer))
         report = ada.learn()
         live = ada.stack()
         styled, general_after = (
@@ -175,19 +181,19 @@ def test_same_signals_in_another_home_make_the_same_bytes_after_three_kills(
 
 def copy_signals(one: User, other: User) -> None:
     """Record the turns and edits of one user for another, with new ids and times."""
-    edits = {signal.turn: signal for signal in one.signals()}
-    for turn in reversed(one.turns()):
-        if turn.id in edits:
-            same = other._services.store.ledger.add_turn(
-                other.id,
-                messages=turn.messages,
-                reply=turn.reply,
-                stack=turn.stack,
-                sampling=turn.sampling,
-                usage=turn.usage,
-                finish_reason=turn.finish_reason,
-            )
-            other.feedback(same, edit=edits[turn.id].payload["text"])
+    turns = {turn.id: turn for turn in one.turns()}
+    for edit in one.signals():
+        turn = turns[edit.turn or ""]
+        same = other._services.store.ledger.add_turn(
+            other.id,
+            messages=turn.messages,
+            reply=turn.reply,
+            stack=turn.stack,
+            sampling=turn.sampling,
+            usage=turn.usage,
+            finish_reason=turn.finish_reason,
+        )
+        other.feedback(same, edit=edit.payload["text"])
 
 
 @pytest.mark.exhaustive
