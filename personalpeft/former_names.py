@@ -7,6 +7,7 @@ that it reads the names of today, and new rows are written with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 TRAINING: Mapping[str, str] = {
@@ -53,6 +54,17 @@ MOVE_CAUSES: Mapping[str, str] = {
 }
 """Values of ``MoveCause``."""
 
+_SHOWN: Mapping[str, str] = {
+    "profile": "rule",
+    "prompt": "rule",
+    "kept": "unused",
+    "stack below changed": "stack_below_changed",
+    "lessons retracted": "lessons_retracted",
+    "inputs missing": "inputs_missing",
+    "training forbidden": "training_forbidden",
+    "other base": "other_base",
+}
+
 _CAPACITY = {"most": "max_tokens", "advised": "recommended_tokens"}
 _SCORES = {
     "canaries": "probes",
@@ -65,6 +77,18 @@ _SCORES = {
 _TEXT_QUALITY = {"fit": "pmi", "order": "word_order_gap", "own": "novelty"}
 _COUNTS = {"won": "improved", "lost": "regressed"}
 _COUNTED = ("target", "retention", "trained", "tasks")
+
+
+class ShownCode(StrEnum):
+    """A code with a value that is shown, and may have had another one.
+
+    It accepts that one: a client reads the values of an earlier server.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> ShownCode | None:
+        current = _SHOWN.get(value) if isinstance(value, str) else None
+        return next((member for member in cls if member.value == current), None)
 
 
 def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

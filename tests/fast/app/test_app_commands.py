@@ -174,7 +174,7 @@ def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
         ("--down",): ("unused", "unused", "too_few_thumbs"),
         ("--edit", "Ahoy!"): ("layer", "pending", "edit"),
         ("--prefer", "b"): ("unused", "unused", "stronger_signal"),
-        ("--comment", "Be brief."): ("prompt", "in_prompt", "comment_is_rule"),
+        ("--comment", "Be brief."): ("rule", "in_prompt", "comment_is_rule"),
         ("--reward", "0.2"): ("unused", "unused", "stronger_signal"),
     }
     for options, use in uses.items():

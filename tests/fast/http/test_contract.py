@@ -46,7 +46,8 @@ from personalpeft.base_models.types import Base
 from personalpeft.formatting import to_json
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.outcomes import ReasonCode
+from personalpeft.learning.outcomes import Placement, ReasonCode, ReproductionOutcome
+from personalpeft.learning.status import Pending, TriggerKind
 from personalpeft.types import SignalKind
 from personalpeft_app.client import (
     Client,
@@ -58,6 +59,7 @@ from personalpeft_app.client import (
 )
 from personalpeft_app.client.transport import Transport
 from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.serialization import from_json
 from personalpeft_app.http.server import make_app
 from personalpeft_app.peft_archive import unzip_adapter
 
@@ -1109,3 +1111,16 @@ def test_the_client_loads_neither_flask_nor_a_model() -> None:
     ).stdout.split()
     assert not {"flask", "werkzeug", "torch", "transformers"} & set(loaded)
     assert personalpeft.__name__ in loaded
+
+
+def test_client_reads_the_codes_of_an_earlier_server() -> None:
+    trigger = {"key": "style@1", "kind": "stack below changed", "layer": "style"}
+    pending = from_json(Pending, {"user": "ada", "news": [], "triggers": [trigger]})
+    assert [each.kind for each in pending.triggers] == [TriggerKind.STACK_BELOW_CHANGED]
+    assert [from_json(Placement, each) for each in ("profile", "prompt", "kept")] == [
+        Placement.RULE,
+        Placement.RULE,
+        Placement.UNUSED,
+    ]
+    outcome = from_json(ReproductionOutcome, "inputs missing")
+    assert outcome is ReproductionOutcome.INPUTS_MISSING

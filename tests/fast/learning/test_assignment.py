@@ -279,12 +279,12 @@ def test_demonstration_belongs_to_the_style_or_to_its_skill() -> None:
     ]
 
 
-def test_comments_belong_to_the_profile_and_facts_to_memory() -> None:
+def test_comment_is_a_rule_and_fact_belongs_to_memory() -> None:
     signals = [
         signal(1, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(2, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
     ]
-    assert [r.place for r in assign(signals, turn)] == ["prompt", "memory"]
+    assert [r.place for r in assign(signals, turn)] == ["rule", "memory"]
 
 
 def test_app_demonstration_is_kept_and_supersedes_nothing() -> None:
@@ -451,7 +451,7 @@ def test_ledger_page_documents_the_policy_of_the_code() -> None:
         "fact": only(assign([signal(8, SignalKind.FACT, {"text": "A dog."}, None)], turn)),
         "implicit feedback": only(assign([rating(9, 1, source="app")], turn)),
     }
-    places = {"prompt": "the prompt", "memory": "memory", "unused": "unused"}
+    places = {"rule": "the prompt", "memory": "memory", "unused": "unused"}
     for name, assignment in cases.items():
         place, weight = table[name]
         assert place.startswith(places.get(assignment.place, "`style`")), name

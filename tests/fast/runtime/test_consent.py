@@ -36,7 +36,7 @@ GIVE: dict[SignalKind, Callable[..., str]] = {
         f"My pet {n} is Rex {n}.", questions=[f"Who is my pet {n}?"], answer=f"Rex {n}", **k
     ),
 }
-PLACES = {SignalKind.COMMENT: Placement.PROMPT, SignalKind.FACT: Placement.MEMORY}
+PLACES = {SignalKind.COMMENT: Placement.RULE, SignalKind.FACT: Placement.MEMORY}
 
 
 def statuses(user: User) -> dict[str, SignalStatus]:

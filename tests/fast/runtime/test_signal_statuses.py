@@ -53,7 +53,7 @@ def test_status_names_the_use_of_a_signal_and_the_revision_that_learned_it(
     assert [
         (statuses[s].place, statuses[s].use_code, statuses[s].revision) for s in (rule, fact, down)
     ] == [
-        ("prompt", SignalUse.IN_PROMPT, None),
+        ("rule", SignalUse.IN_PROMPT, None),
         ("memory", SignalUse.IN_PROMPT, None),
         ("unused", SignalUse.UNUSED, None),
     ]
