@@ -43,6 +43,7 @@ from personalpeft import (
 )
 from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
+from personalpeft.deprecation import former_names
 from personalpeft.formatting import to_json
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
@@ -1124,3 +1125,8 @@ def test_client_reads_the_codes_of_an_earlier_server() -> None:
     ]
     outcome = from_json(ReproductionOutcome, "inputs missing")
     assert outcome is ReproductionOutcome.INPUTS_MISSING
+
+
+def test_old_names_of_a_users_methods_lead_to_methods_of_the_client() -> None:
+    for old, new in former_names(RemoteUser).items():
+        assert callable(getattr(RemoteUser, new)), old
