@@ -188,12 +188,6 @@ def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: 
         assert ada._services.store.catalog.revision("ada", str(report.revision)).parent is not None
 
 
-def test_source_user_is_the_user(ada: User) -> None:
-    ada.feedback(ask(ada, "a"), edit="Ahoy!", source="user")
-    (status,) = ada.signal_statuses()
-    assert (status.place, status.signal.source) == ("layer", "person")
-
-
 def test_feedback_of_another_source_keeps_its_name_and_is_not_trained(
     ada: User, home: Path
 ) -> None:
