@@ -91,6 +91,11 @@ class ShownCode(StrEnum):
         return next((member for member in cls if member.value == current), None)
 
 
+def current_start(start: Any) -> Any:
+    """Return today's name of a ``start`` of a learn."""
+    return "scratch" if start == "nothing" else start
+
+
 def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return a mapping with the names of today."""
     return {names.get(key, key): value for key, value in values.items()}
