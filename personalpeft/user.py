@@ -743,7 +743,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         def reproduce_revision(revision: str) -> Mapping[str, str | None]:
             report = self.reproduce(revision, progress=progress, cancelled=cancelled)
-            return {"outcome": str(report.outcome), "rebuilt": report.rebuilt}
+            return {"outcome": str(report.outcome), "rebuilt": report.reproduced}
 
         return erasure.forget(
             self._services,
