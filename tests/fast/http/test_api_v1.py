@@ -300,6 +300,11 @@ def test_former_paths_are_answered_for_one_release(ready: Caller, old: str, new:
     assert ready.get(old).get_json() == ready.get(new).get_json()
 
 
+def test_former_path_of_the_review_of_a_probation_is_answered(ready: Caller) -> None:
+    answers = [ready.post(f"{ADA}/{path}") for path in ("review", "review-probation")]
+    assert {each.status_code for each in answers} == {200}
+
+
 def test_former_path_and_field_of_implicit_feedback_work_for_one_release(ready: Caller) -> None:
     for path, field in (("observe", "seen"), ("implicit-feedback", "event")):
         answer = ready.post(f"{ADA}/turns/last/{path}", {field: "copied"})
