@@ -91,9 +91,12 @@ class ShownCode(StrEnum):
         return next((member for member in cls if member.value == current), None)
 
 
+FORMER_START = "nothing"
+
+
 def current_start(start: Any) -> Any:
     """Return today's name of a ``start`` of a learn."""
-    return "scratch" if start == "nothing" else start
+    return "scratch" if start == FORMER_START else start
 
 
 def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
