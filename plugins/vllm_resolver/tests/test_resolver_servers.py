@@ -18,7 +18,7 @@ from resolver_makers import TOKEN, cache, copies_in, file_of, held, learned, ok,
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,10 +22,10 @@ from personalpeft import Runtime
 from personalpeft.adapters.formats import published
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import cli
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.api_v1.ephemeral_state import MAX_PER_USER
 from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
-from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 
 ADA = f"{PREFIX}/users/ada"
@@ -478,3 +480,13 @@ def test_a_comparison_reveals_its_answers_only_after_the_choice(
     for _ in range(MAX_PER_USER):
         ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?", "max_tokens": 1})
     assert ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2}).status_code == 404
+
+
+def test_the_former_module_of_the_blueprint_works_for_one_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "personalpeft_app.http.api_v1.routes"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(DeprecationWarning, match="blueprint"):
+        former = importlib.import_module(name)
+    assert former.ApiV1 is ApiV1

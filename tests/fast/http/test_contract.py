@@ -59,7 +59,7 @@ from personalpeft_app.client import (
     connect,
 )
 from personalpeft_app.client.transport import Transport
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.api_v1.serialization import from_json
 from personalpeft_app.http.server import make_app
 from personalpeft_app.peft_archive import unzip_adapter

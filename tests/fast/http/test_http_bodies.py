@@ -20,7 +20,7 @@ from personalpeft import Runtime
 from personalpeft.types import Demonstration
 from personalpeft_app.client import NotAllowed, connect
 from personalpeft_app.http import security, validation
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 
 MIB = 2**20
 CHAT = "/v1/chat/completions"

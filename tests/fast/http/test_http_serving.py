@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import personalpeft
 from personalpeft import Cancelled, NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server

@@ -15,7 +15,7 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidId
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.server import make_app
 from personalpeft_app.web import page
 from personalpeft_app.web.sign_in import SECONDS, SignInCodes

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from benchmarks.page import BROWSERS
 from personalpeft import Runtime
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes
 
