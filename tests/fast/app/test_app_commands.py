@@ -347,7 +347,7 @@ def test_several_users_learn_in_one_command_and_errors_stay_in_their_reports(
     assert "cy" in corrected.run("learn", "--users", "cy").stdout
 
 
-def test_all_users_of_a_home_learn_and_users_without_news_are_not_listed(
+def test_all_users_of_a_home_learn_and_users_without_new_feedback_are_not_listed(
     corrected: Shell,
 ) -> None:
     assert corrected.run("ask", "hi", "-q", "--user", "cy").exit_code == 0

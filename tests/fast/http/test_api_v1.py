@@ -96,7 +96,7 @@ def test_the_openapi_document_lists_every_operation_and_error_status(ada: Caller
         assert "401" in told["responses"]
 
 
-def test_every_route_needs_a_token_and_refuses_other_methods(app: Flask, admin: Caller) -> None:
+def test_every_route_needs_an_api_key_and_refuses_other_methods(app: Flask, admin: Caller) -> None:
     anonymous = Caller(app, None)
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
@@ -106,7 +106,7 @@ def test_every_route_needs_a_token_and_refuses_other_methods(app: Flask, admin: 
     assert anonymous.get(f"{PREFIX}/openapi.json").status_code == 401
 
 
-def test_a_users_token_grants_nothing_of_another_user(
+def test_a_users_api_key_grants_nothing_of_another_user(
     runtime: Runtime, app: Flask, ready: Caller
 ) -> None:
     bob = user_caller(runtime, app, "bob")
@@ -413,7 +413,7 @@ def test_a_stack_file_is_cacheable_by_its_requester_only(admin: Caller, runtime:
     assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
 
 
-def test_a_workers_token_reads_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
+def test_a_workers_api_key_reads_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
     worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)

@@ -1,4 +1,4 @@
-"""A learn in another home gives what a learn at home gives, and is published once or dropped."""
+"""A learn in another home gives what a learn at home gives, and is recorded once or dropped."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_users_learn_together_elsewhere(runtime: Runtime, node: Runtime) -> None
     assert users[2].reports() == ()
 
 
-def test_a_result_is_published_once(runtime: Runtime, node: Runtime, ada: User) -> None:
+def test_a_result_is_recorded_once(runtime: Runtime, node: Runtime, ada: User) -> None:
     correct(ada)
     result = learn_there(node, ada)
     assert ada.apply_learn(result).live

@@ -127,7 +127,7 @@ def test_later_edit_of_a_request_supersedes_the_older_and_stays_held_out(
 def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> None:
     reply = ask(ada)
     with home_unchanged(home):
-        assert [ada.record_implicit_feedback(reply, seen) for seen in IMPLICIT_RATINGS] == [
+        assert [ada.record_implicit_feedback(reply, event) for event in IMPLICIT_RATINGS] == [
             None
         ] * 4
         with pytest.raises(InvalidInput):
@@ -138,24 +138,27 @@ def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> N
         pass
 
 
-def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
+def test_implicit_feedback_is_recorded_with_its_event_and_not_trained_by_default(
     home: Path,
 ) -> None:
     with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         kept = {
-            ada.record_implicit_feedback(ask(ada, f"{seen} {n}"), seen): seen
-            for seen in IMPLICIT_RATINGS
+            ada.record_implicit_feedback(ask(ada, f"{event} {n}"), event): event
+            for event in IMPLICIT_RATINGS
             for n in range(4)
         }
         ada.learn()
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
-        for signal, seen in kept.items():
+        for signal, event in kept.items():
             assert signal is not None
             assert (statuses[signal].place, statuses[signal].use) == ("unused", "recorded only")
             assert statuses[signal].signal.source == "app"
-            assert statuses[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
+            assert statuses[signal].signal.payload == {
+                "value": IMPLICIT_RATINGS[event],
+                "how": event,
+            }
         assert not trained_on(ada) & set(kept)
 
 

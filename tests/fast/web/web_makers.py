@@ -48,7 +48,7 @@ class Site:
     secret: str
     codes: SignInCodes
 
-    def token_of(self, user: str) -> str:
+    def api_key_of(self, user: str) -> str:
         return self.runtime.api_keys.create(user)[1]
 
     def link(self, secret: str | None = None, user: str = "ada") -> str:
