@@ -54,17 +54,10 @@ MOVE_CAUSES: Mapping[str, str] = {
 }
 """Values of ``MoveCause``."""
 
-_SHOWN: Mapping[str, str] = {
-    "profile": "rule",
-    "prompt": "rule",
-    "kept": "unused",
-    "stack below changed": "stack_below_changed",
-    "lessons retracted": "lessons_retracted",
-    "inputs missing": "inputs_missing",
-    "training forbidden": "training_forbidden",
-    "other base": "other_base",
-}
+START: Mapping[str, str] = {"nothing": "scratch"}
+"""Values of ``start`` of a learn."""
 
+_PLACEMENTS = {"profile": "rule", "prompt": "rule", "kept": "unused"}
 _CAPACITY = {"most": "max_tokens", "advised": "recommended_tokens"}
 _SCORES = {
     "canaries": "probes",
@@ -80,23 +73,12 @@ _COUNTED = ("target", "retention", "trained", "tasks")
 
 
 class ShownCode(StrEnum):
-    """A code with a value that is shown, and may have had another one.
-
-    It accepts that one: a client reads the values of an earlier server.
-    """
+    """A code that accepts its former value, too: a client reads the codes of earlier servers."""
 
     @classmethod
     def _missing_(cls, value: object) -> ShownCode | None:
-        current = _SHOWN.get(value) if isinstance(value, str) else None
+        current = _PLACEMENTS.get(str(value), str(value).replace(" ", "_"))
         return next((member for member in cls if member.value == current), None)
-
-
-FORMER_START = "nothing"
-
-
-def current_start(start: Any) -> Any:
-    """Return today's name of a ``start`` of a learn."""
-    return "scratch" if start == FORMER_START else start
 
 
 def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

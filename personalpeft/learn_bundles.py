@@ -33,7 +33,7 @@ from personalpeft.archive import (
     user_of,
 )
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
-from personalpeft.former_names import current_start, rename_report
+from personalpeft.former_names import START, rename_report
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.layers import replace_layer
@@ -299,7 +299,7 @@ def _read_options(values: Mapping[str, Any]) -> tuple[str | None, LearnOptions]:
         raise _BUNDLE.invalid("Its options are invalid.")
     if layer is not None:
         check_layer_name(layer)
-    start = current_start(values["start"])
+    start = START.get(str(values["start"]), values["start"])
     return layer, LearnOptions(start=start, accept=accept, recipe=recipe)
 
 

@@ -110,9 +110,8 @@ class ReproductionReport(HasJson, RenamedAttributes, renamed={"rebuilt": "reprod
         if self.detail:
             lines.append(f"  {self.detail}")
         if self.outcome is ReproductionOutcome.DIFFERENT:
-            lines.append(
-                f"  recorded {self.digest[:12]}, reproduced {(self.reproduced or '')[:12]}"
-            )
+            digest = (self.reproduced or "")[:12]
+            lines.append(f"  recorded {self.digest[:12]}, reproduced {digest}")
             near = self.closeness or "not known, since the recorded file is missing or damaged"
             lines.append(f"  how near: {near}")
             lines += [f"  {line}" for line in self._explain()]

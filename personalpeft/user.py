@@ -87,7 +87,6 @@ def _same_parameters_as(
 
 
 RENAMED_ATTRIBUTES = {
-    "check_rebuild": "reproduce",
     "digest": "activity_summary",
     "learning": "training_status",
     "lessons": "signal_statuses",
@@ -99,7 +98,7 @@ RENAMED_ATTRIBUTES = {
 """Deprecated attributes of a user, here and in the client of a server, and their names now."""
 
 
-class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
+class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "reproduce"}):
     """One user of an open runtime, made by ``Runtime.user``. Thread-safe.
 
     Signals, turns and revisions are named by their id or the beginning of it. A turn is also named

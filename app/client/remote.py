@@ -76,11 +76,7 @@ class Client(
     collect_garbage = remote_method(Runtime.collect_garbage)
 
 
-class RemoteUser(
-    RemoteObject,
-    RenamedAttributes,
-    renamed={old: new for old, new in RENAMED_ATTRIBUTES.items() if new != "reproduce"},
-):
+class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     """One user of a server, from ``Client.user``.
 
     ``personalpeft.User`` documents each method.

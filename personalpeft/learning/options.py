@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from personalpeft.arguments import check_choice, check_number
 from personalpeft.deprecation import warn_renamed
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.former_names import FORMER_START, current_start
+from personalpeft.former_names import START
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.types import Progress
@@ -66,9 +66,9 @@ class LearnOptions:
     paused: Condition = not_cancelled
 
     def __post_init__(self) -> None:
-        if self.start == FORMER_START:
-            warn_renamed(f"start={FORMER_START!r}", "start='scratch'")
-            object.__setattr__(self, "start", current_start(self.start))
+        if start := START.get(str(self.start)):
+            warn_renamed(f"start={self.start!r}", f"start={start!r}")
+            object.__setattr__(self, "start", start)
         check_choice("start", self.start, Start)
         for name in ("seconds", "steps", "max_memory_mb"):
             if (budget := getattr(self, name)) is not None:

@@ -1,13 +1,6 @@
 """The old name of ``blueprint``, for one release."""
 
-import warnings
+from personalpeft.deprecation import warn_renamed
+from personalpeft_app.http.api_v1.blueprint import ApiV1 as ApiV1
 
-from personalpeft_app.http.api_v1.blueprint import ApiV1
-
-__all__ = ["ApiV1"]
-
-warnings.warn(
-    f"{__name__} is now called blueprint; the old name goes with the next release.",
-    DeprecationWarning,
-    stacklevel=2,
-)
+warn_renamed(__name__, "personalpeft_app.http.api_v1.blueprint")
