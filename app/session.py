@@ -62,7 +62,7 @@ def open_runtime(
 def ask_passphrase(home: Path) -> str | None:
     """Ask for the passphrase of a home that needs one, on a terminal; else return None."""
     from personalpeft.settings import PASSPHRASE
-    from personalpeft.store.keys import ENCRYPTION, KeySource, read_info
+    from personalpeft.store.home_keys import ENCRYPTION, KeySource, read_info
 
     if os.environ.get(PASSPHRASE) or not sys.stdin.isatty() or not (home / ENCRYPTION).exists():
         return None

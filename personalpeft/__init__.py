@@ -209,7 +209,7 @@ def open(
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Serving, VllmServer, resolve
-    from personalpeft.store.keys import check_takes_passphrase
+    from personalpeft.store.home_keys import check_takes_passphrase
 
     check_types(
         "personalpeft.open",

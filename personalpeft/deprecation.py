@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+_OWN = ("personalpeft", "personalpeft_app")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn the caller's caller that ``old`` is now called ``new``."""
+    """Warn the first caller outside of our packages that ``old`` is now called ``new``."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         f"{old} is now called {new}; the old name goes with the next release.",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=level,
     )
 
 

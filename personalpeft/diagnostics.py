@@ -208,7 +208,7 @@ class _Checks:
 
     def _check_home(self) -> str:
         from personalpeft.store.home import DATABASE
-        from personalpeft.store.keys import ENCRYPTION
+        from personalpeft.store.home_keys import ENCRYPTION
 
         home = self._settings.home
         if not home.exists():

@@ -13,7 +13,7 @@ from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings, resolve
 from personalpeft.store.home import open_store
-from personalpeft.store.keys import (
+from personalpeft.store.home_keys import (
     ENCRYPTION,
     EncryptionInfo,
     KeySource,

@@ -254,16 +254,16 @@ def forget(
     target = _find_target(store, user, item, conversation)
 
     def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
-        removal = plan.erasure
+        erasure = plan.erasure
         return ForgetReport(
             user=user,
             item=target.name,
             at=at,
             seconds=round(clock.timer() - began, 3),
-            turns=tuple(sorted(removal.turns)),
-            signals=tuple(sorted(removal.signals)),
-            emptied_replies=tuple(sorted(removal.emptied)),
-            revisions=tuple(sorted(removal.revisions)),
+            turns=tuple(sorted(erasure.turns)),
+            signals=tuple(sorted(erasure.signals)),
+            emptied_replies=tuple(sorted(erasure.emptied)),
+            revisions=tuple(sorted(erasure.revisions)),
             remaining_mentions=plan.remaining,
             **outcome,
         )

@@ -7,6 +7,7 @@ that it reads the names of today, and new rows are written with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 TRAINING: Mapping[str, str] = {
@@ -53,6 +54,10 @@ MOVE_CAUSES: Mapping[str, str] = {
 }
 """Values of ``MoveCause``."""
 
+START: Mapping[str, str] = {"nothing": "scratch"}
+"""Values of ``start`` of a learn."""
+
+_PLACEMENTS = {"profile": "rule", "prompt": "rule", "kept": "unused"}
 _CAPACITY = {"most": "max_tokens", "advised": "recommended_tokens"}
 _SCORES = {
     "canaries": "probes",
@@ -65,6 +70,15 @@ _SCORES = {
 _TEXT_QUALITY = {"fit": "pmi", "order": "word_order_gap", "own": "novelty"}
 _COUNTS = {"won": "improved", "lost": "regressed"}
 _COUNTED = ("target", "retention", "trained", "tasks")
+
+
+class ShownCode(StrEnum):
+    """A code that accepts its former value, too: a client reads the codes of earlier servers."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> ShownCode | None:
+        current = _PLACEMENTS.get(str(value), str(value).replace(" ", "_"))
+        return next((member for member in cls if member.value == current), None)
 
 
 def rename(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

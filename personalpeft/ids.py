@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import datetime
 
 from personalpeft.errors import InvalidId, InvalidInput
-from personalpeft.types import USER_SOURCE
 
 USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILL_NAME = re.compile(r"[a-z0-9](?:\.?[a-z0-9_-]){0,31}")
@@ -61,16 +60,13 @@ def check_skill_name(value: str) -> str:
 
 
 def check_source(value: str) -> str:
-    """Return a signal's source as it is stored, or raise ``InvalidId``.
-
-    "user" is stored as "person", as in earlier homes.
-    """
+    """Return a valid name of a signal's source, or raise ``InvalidId``."""
     if not isinstance(value, str) or SOURCE.fullmatch(value) is None:
         raise InvalidId(
             f"A source must be 1 to 32 of a-z, 0-9, '.', '_' and '-', got {value!a:.80}.",
-            hint="The user is 'user'; start another name with a letter.",
+            hint="The user is 'person'; start another name with a letter.",
         )
-    return USER_SOURCE if value == "user" else value
+    return value
 
 
 def new_id(prefix: str, at: datetime, entropy: Callable[[int], bytes]) -> str:

@@ -33,6 +33,7 @@ from personalpeft.archive import (
     user_of,
 )
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
+from personalpeft.former_names import START, rename_report
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.layers import replace_layer
@@ -168,7 +169,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         _check_build(index["build"], _build_settings(services))
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
         check_remote_entries(user, position, entries)
-        report = from_json(index["report"])
+        report = from_json(rename_report(index["report"]))
         str(report)
     with store.leases.acquire(learn_lease(user)):
         # Before what it refers to is looked up, which may be gone.
@@ -257,7 +258,7 @@ def check_result(data: bytes) -> Json:
         _check_build_format(index["build"])
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
         check_remote_entries(index["user"], position, content.entries)
-        from_json(index["report"])
+        from_json(rename_report(index["report"]))
         _unpack_all(content)
     return {}
 
@@ -298,7 +299,8 @@ def _read_options(values: Mapping[str, Any]) -> tuple[str | None, LearnOptions]:
         raise _BUNDLE.invalid("Its options are invalid.")
     if layer is not None:
         check_layer_name(layer)
-    return layer, LearnOptions(start=values["start"], accept=accept, recipe=recipe)
+    start = START.get(str(values["start"]), values["start"])
+    return layer, LearnOptions(start=start, accept=accept, recipe=recipe)
 
 
 def _check_absent(services: Services, user: str) -> None:

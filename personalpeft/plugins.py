@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import NotFound, PersonalPeftError, PluginError, suggest_nearest
 from personalpeft.types import Json
 
@@ -114,17 +115,17 @@ class _EarlierShaping(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpHost:
-    """What the HTTP server offers to an extension. Views need a token unless marked ``public``.
+class HttpHost(RenamedAttributes, renamed={"token": "api_key_id"}):
+    """What the HTTP server offers to an extension. Views need an API key unless marked ``public``.
 
     Attributes:
-        token: Returns the id of the token of the current request.
-        user: Returns the user of that token; None for an administrator.
-        public: Marks a view that needs no token.
+        api_key_id: Returns the id of the API key of the current request.
+        user: Returns the user of that API key; None for an administrator.
+        public: Marks a view that needs no API key.
         large_body: Marks a view whose body may be as large as a file.
     """
 
-    token: Callable[[], str]
+    api_key_id: Callable[[], str]
     user: Callable[[], str | None]
     public: Callable[[Any], Any]
     large_body: Callable[[Any], Any]

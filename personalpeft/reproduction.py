@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.types import Adapter
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.formatting import HasJson
 from personalpeft.learning.candidate import (
@@ -62,12 +63,12 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
-class ReproductionReport(HasJson):
+class ReproductionReport(HasJson, RenamedAttributes, renamed={"rebuilt": "reproduced"}):
     """How the reproduction of one revision ended.
 
     Attributes:
         digest: The recorded digest.
-        rebuilt: The digest of the rebuilt file; None if nothing was built.
+        reproduced: The digest of the new file; None if nothing was built.
         same_inputs: Whether lessons, recipe, base and the revisions below are as recorded.
         closeness: How near the weights are; None where equal, or where the recorded file is gone.
         recorded: The environment of the first build. Earlier versions recorded none.
@@ -83,7 +84,7 @@ class ReproductionReport(HasJson):
     revision: str
     outcome: ReproductionOutcome
     digest: str
-    rebuilt: str | None = None
+    reproduced: str | None = None
     same_inputs: bool = False
     closeness: Closeness | None = None
     recorded: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class ReproductionReport(HasJson):
 
     @property
     def equal(self) -> bool:
-        """Whether the rebuilt file has the recorded digest."""
+        """Whether the new file has the recorded digest."""
         return self.outcome is ReproductionOutcome.EQUAL
 
     @property
@@ -109,11 +110,12 @@ class ReproductionReport(HasJson):
         if self.detail:
             lines.append(f"  {self.detail}")
         if self.outcome is ReproductionOutcome.DIFFERENT:
-            lines.append(f"  recorded {self.digest[:12]}, rebuilt {(self.rebuilt or '')[:12]}")
+            digest = (self.reproduced or "")[:12]
+            lines.append(f"  recorded {self.digest[:12]}, reproduced {digest}")
             near = self.closeness or "not known, since the recorded file is missing or damaged"
             lines.append(f"  how near: {near}")
             lines += [f"  {line}" for line in self._explain()]
-        if self.rebuilt:
+        if self.reproduced:
             lines.append(f"  {self.seconds:.1f} s")
         return "\n".join(lines)
 
@@ -269,13 +271,13 @@ def _reproduce(
         services, plan, progress=progress, cancelled=cancelled, keeps_checkpoints=False
     )
     blob = pack(build_adapter(plan, weights))
-    rebuilt = hashlib.sha256(blob).hexdigest()
-    is_equal = rebuilt == revision.digest
+    reproduced = hashlib.sha256(blob).hexdigest()
+    is_equal = reproduced == revision.digest
     report = ReproductionReport(
         *about,
         ReproductionOutcome.EQUAL if is_equal else ReproductionOutcome.DIFFERENT,
         revision.digest,
-        rebuilt,
+        reproduced,
         plan.has_same_inputs,
         None if is_equal else _compare_with_recorded(services, revision, blob),
         recorded_environment(revision.scores),
@@ -286,17 +288,17 @@ def _reproduce(
 
 
 def _compare_with_recorded(services: Services, revision: Revision, blob: bytes) -> Closeness | None:
-    """Return how near a rebuilt file is to the recorded one, or None where that cannot be read."""
+    """Return how near a reproduced file is to the recorded one, or None where that cannot be read."""
     try:
         recorded = unpack(services.store.blobs.read(revision.digest), source=revision.id)
     except (Damaged, AdapterError):
         return None
-    return compare_weights(recorded, unpack(blob, source="the rebuilt file"))
+    return compare_weights(recorded, unpack(blob, source="the reproduced file"))
 
 
-def compare_weights(recorded: Adapter, rebuilt: Adapter) -> Closeness | None:
+def compare_weights(recorded: Adapter, reproduced: Adapter) -> Closeness | None:
     """Return how near two adapters are; None if their shapes differ."""
-    before, after = _tensors(recorded), _tensors(rebuilt)
+    before, after = _tensors(recorded), _tensors(reproduced)
     if {k: v.shape for k, v in before.items()} != {k: v.shape for k, v in after.items()}:
         return None
     old, new = (np.concatenate([some[name].ravel() for name in before]) for some in (before, after))

@@ -48,8 +48,8 @@ from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.gc import delete_unnamed_blobs
 from personalpeft.store.home import DATABASE, open_store
+from personalpeft.store.home_keys import ENCRYPTION, HomeKeys, load_keys
 from personalpeft.store.integrity import find_lost_blobs, verify_database
-from personalpeft.store.keys import ENCRYPTION, HomeKeys, load_keys
 from personalpeft.store.locks import Lock
 from personalpeft.store.maintenance import RESTORED, Maintenance
 from personalpeft.store.publications import read_publications

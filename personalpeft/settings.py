@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from personalpeft.arguments import check_choice, check_number
-from personalpeft.deprecation import accept_renamed_arguments, warn_renamed
+from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments, warn_renamed
 from personalpeft.errors import HomeError, InvalidInput
 
 HOME = "PERSONALPEFT_HOME"
@@ -50,7 +50,7 @@ LearningDevice: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 @accept_renamed_arguments(patience="retry_seconds")
 @dataclass(frozen=True, slots=True)
-class VllmServer:
+class VllmServer(RenamedAttributes, renamed={"patience": "retry_seconds"}):
     """The vLLM server of the vLLM backend.
 
     Args:
@@ -222,9 +222,10 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
     """Read the variables after ``PERSONALPEFT_VLLM_``; None without a URL."""
     if "URL" not in values:
         return None
-    if "PATIENCE" in values:
+    seconds = {"timeout": "TIMEOUT", "retry_seconds": "RETRY_SECONDS"}
+    if "PATIENCE" in values and "RETRY_SECONDS" not in values:
         warn_renamed(f"{VLLM}PATIENCE", f"{VLLM}RETRY_SECONDS")
-        values = {"RETRY_SECONDS": values["PATIENCE"], **values}
+        seconds["retry_seconds"] = "PATIENCE"
     folder, certificate = values.get("FOLDER"), values.get("CA")
     resolves = values.get("RESOLVES", "0")
     check_choice(f"{VLLM}RESOLVES", resolves, Literal["0", "1"])
@@ -237,9 +238,7 @@ def _vllm(values: Mapping[str, str]) -> VllmServer | None:
         resolves=resolves == "1",
         certificate=_absolute(certificate) if certificate else None,
         **{
-            name.lower(): _seconds(name, values[name])
-            for name in ("TIMEOUT", "RETRY_SECONDS")
-            if name in values
+            field: _seconds(name, values[name]) for field, name in seconds.items() if name in values
         },
     )
 

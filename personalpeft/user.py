@@ -87,7 +87,6 @@ def _same_parameters_as(
 
 
 RENAMED_ATTRIBUTES = {
-    "check_rebuild": "reproduce",
     "digest": "activity_summary",
     "learning": "training_status",
     "lessons": "signal_statuses",
@@ -99,7 +98,7 @@ RENAMED_ATTRIBUTES = {
 """Deprecated attributes of a user, here and in the client of a server, and their names now."""
 
 
-class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
+class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "reproduce"}):
     """One user of an open runtime, made by ``Runtime.user``. Thread-safe.
 
     Signals, turns and revisions are named by their id or the beginning of it. A turn is also named
@@ -310,7 +309,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
         """Record implicit feedback on a reply: what the user did with it.
 
         It becomes a rating of the source "app", if the runtime was opened with
-        ``implicit_feedback="kept"`` or "learned". Only with "learned" is it trained on, as a weak rating.
+        ``implicit_feedback="kept"`` or "learned". Only with "learned" is it trained on, as a weak
+        rating.
 
         Args:
             reply, train: As for ``feedback``.
@@ -743,7 +743,7 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
 
         def reproduce_revision(revision: str) -> Mapping[str, str | None]:
             report = self.reproduce(revision, progress=progress, cancelled=cancelled)
-            return {"outcome": str(report.outcome), "rebuilt": report.rebuilt}
+            return {"outcome": str(report.outcome), "rebuilt": report.reproduced}
 
         return erasure.forget(
             self._services,
@@ -923,15 +923,16 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a new folder that PEFT loads as one LoRA.
 
-        Returns the absolute path. Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
+        Returns the absolute path. Raises ``InvalidInput`` if the folder is not empty, ``NotFound``
+        if nothing is live.
         """
         return adapter_io.export_peft_folder(self._services, self.id, Path(folder), layer)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
 
-        Returns the revision. Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
-        base.
+        Returns the revision. Raises ``AdapterError`` for an adapter that is damaged, hostile,
+        unsupported or not for this base.
         """
         return adapter_io.import_peft_folder(self._services, self.id, Path(folder), layer)
 
@@ -979,7 +980,8 @@ class User(RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a GGUF LoRA for llama.cpp.
 
-        Returns the absolute path. Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
+        Returns the absolute path. Raises as ``export_peft``, and ``InvalidInput`` for a base that
+        has no GGUF form here.
         """
         return adapter_io.export_gguf(self._services, self.id, Path(file), layer)
 

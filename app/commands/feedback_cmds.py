@@ -90,7 +90,7 @@ def feedback(
 
 
 def _describe_use(status: SignalStatus) -> str:
-    if status.place == "prompt":
+    if status.place == "rule":
         return "It applies from the next question on."
     if status.is_held_out:
         return f"It replaces an answer that judges {status.layer}, and is not trained on either."

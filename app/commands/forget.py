@@ -59,7 +59,7 @@ def forget(
 ) -> None:
     """Erase a turn, a fact, a rule or other feedback, a conversation or a layer, for good.
 
-    ITEM is an id that turns, lessons or memory lists, its beginning, or "last" for the newest turn.
+    ITEM is an id that turns, signals or memory lists, its beginning, or "last" for the newest turn.
     Or it is a layer: style, memory or skill.NAME. It is erased with all that it was taught. For a
     whole user: personalpeft forget-user
 

@@ -13,7 +13,6 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
-from personalpeft.types import USER_SOURCE
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
@@ -340,9 +339,8 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
 
 
 def _format_source(signal: Signal) -> str:
-    source = "user" if signal.source == USER_SOURCE else signal.source
     how = signal.payload.get("how")
-    return f"{source} ({how})" if how else source
+    return f"{signal.source} ({how})" if how else signal.source
 
 
 def _verdict(revision: Revision) -> str:

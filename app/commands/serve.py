@@ -109,7 +109,7 @@ def serve(
     from personalpeft.backends.choice import ChoiceReason, default_batch
     from personalpeft.store.api_keys import ADMIN_KEY_FILE
     from personalpeft_app.http import security
-    from personalpeft_app.http.api_v1.routes import ApiV1
+    from personalpeft_app.http.api_v1.blueprint import ApiV1
     from personalpeft_app.http.concurrency import limiter_of, share_of_a_user
     from personalpeft_app.http.server import make_app
     from personalpeft_app.http.wsgi_server import Server

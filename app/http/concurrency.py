@@ -16,10 +16,10 @@ RETRY_AFTER = 1
 
 
 class Quota:
-    """A limit of open objects, in all and per token. Thread-safe."""
+    """A limit of open objects, in all and per holder, which is a user or an API key. Thread-safe."""
 
-    def __init__(self, total: int, per_token: int, refusal: str) -> None:
-        self._total, self._per_token, self._refusal = total, per_token, refusal
+    def __init__(self, total: int, per_holder: int, refusal: str) -> None:
+        self._total, self._per_holder, self._refusal = total, per_holder, refusal
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()
         # Appended to without the lock: the collector may end an abandoned context in any thread,
@@ -28,35 +28,35 @@ class Quota:
 
     @property
     def in_use(self) -> int:
-        """What is counted now, of all tokens."""
+        """What is counted now, of all holders."""
         with self._lock:
             self._subtract_ended()
             return self._open.total()
 
     @contextmanager
-    def hold(self, token: str, amount: int = 1, *, whole: bool = False) -> Iterator[None]:
-        """Count ``amount`` for a token inside the context. Raises ``TooManyRequests``.
+    def hold(self, holder: str, amount: int = 1, *, whole: bool = False) -> Iterator[None]:
+        """Count ``amount`` for a holder inside the context. Raises ``TooManyRequests``.
 
-        With ``whole`` the token may hold as much as all together.
+        With ``whole`` the holder may take as much as all together.
         """
         with self._lock:
             self._subtract_ended()
-            own = self._open[token] + amount
-            most = self._total if whole else self._per_token
+            own = self._open[holder] + amount
+            most = self._total if whole else self._per_holder
             if own > most or self._open.total() + amount > self._total:
                 raise TooManyRequests(self._refusal, retry_after=RETRY_AFTER)
-            self._open[token] = own
+            self._open[holder] = own
         try:
             yield
         finally:
-            self._ended.append((token, amount))
+            self._ended.append((holder, amount))
 
     def _subtract_ended(self) -> None:
         while self._ended:
-            token, amount = self._ended.popleft()
-            self._open[token] -= amount
-            if not self._open[token]:  # Zeros would make it grow with every token.
-                del self._open[token]
+            holder, amount = self._ended.popleft()
+            self._open[holder] -= amount
+            if not self._open[holder]:  # Zeros would make it grow with every holder.
+                del self._open[holder]
 
 
 class ConcurrencyLimiter(Quota):
@@ -79,7 +79,7 @@ def share_of_a_user(count: int) -> int:
 
 
 def stream_quota_of(runtime: Runtime) -> Quota:
-    """Return the limit of streams of jobs: half of all requests, an eighth per token."""
+    """Return the limit of streams of jobs: half of all requests, an eighth per API key."""
     total = max(1, runtime.max_requests // 2)
     return Quota(total, max(1, total // 4), "Too many streams of events are open.")
 

@@ -29,7 +29,7 @@ import personalpeft
 from personalpeft import Runtime, clock
 from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.cli import cli
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
@@ -49,12 +49,12 @@ _LESSONS = {
     "Can I reheat rice?": "Once, until it steams.",
 }
 _SESSION = """\
-client = openai.OpenAI(base_url=f"{address}/v1", api_key=token)
+client = openai.OpenAI(base_url=f"{address}/v1", api_key=api_key)
 question = [{"role": "user", "content": "How do I boil an egg?"}]
 reply = client.chat.completions.create(model="ada", messages=question)
 reply.choices[0].message.content
 
-ada = connect(address, token).user("ada")
+ada = connect(address, api_key).user("ada")
 ada.feedback(reply.personalpeft["turn"], edit="Eight minutes, then cold water.")
 print(ada.learn())
 
@@ -115,9 +115,10 @@ def _http(home: Path) -> str:
     thread = threading.Thread(target=lambda: server.run(grace=5, close=close))
     thread.start()
     try:
-        token = runtime.api_keys.admin_key_file.read_text().strip()
+        api_key = runtime.api_keys.admin_key_file.read_text().strip()
         address = f"http://127.0.0.1:{server.port}"
-        return _session({"openai": openai, "connect": connect, "token": token, "address": address})
+        names = {"openai": openai, "connect": connect, "api_key": api_key, "address": address}
+        return _session(names)
     finally:
         server.stop()
         thread.join()

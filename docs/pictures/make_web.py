@@ -19,7 +19,7 @@ import personalpeft
 from benchmarks.page import browser_of
 from personalpeft import Runtime
 from personalpeft.backends import fake
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server

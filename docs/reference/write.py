@@ -89,13 +89,14 @@ _VARIABLES = {
 }
 
 _HOME_FILES = {
-    "personalpeft.db": "The SQLite database: ledger, revisions, reports, API keys' digests.",
+    "personalpeft.db": "The SQLite database: ledger, revisions, reports.",
     "blobs/": "The adapter files of revisions, named by digest.",
     "sessions/": "Checkpoints of unfinished learns.",
     "locks/": "The leases of running learns.",
     "models/": "Your own cards.",
     FILE: "Your settings; personalpeft only reads it.",
     "token": "The first admin API key, readable by you alone.",
+    "tokens.json": "The API keys: ids, users and digests, and no secrets.",
     "backups/": "The daemon's backups.",
     "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",

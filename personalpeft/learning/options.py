@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from personalpeft.arguments import check_choice, check_number
 from personalpeft.deprecation import warn_renamed
 from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.former_names import START
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
 from personalpeft.types import Progress
@@ -20,7 +21,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PAUSE_POLL_SECONDS = 0.05
-_FORMER_START = "nothing"
 
 
 def no_progress(stage: str, done: float) -> None:
@@ -66,9 +66,9 @@ class LearnOptions:
     paused: Condition = not_cancelled
 
     def __post_init__(self) -> None:
-        if self.start == _FORMER_START:
-            warn_renamed(f"start={_FORMER_START!r}", "start='scratch'")
-            object.__setattr__(self, "start", "scratch")
+        if start := START.get(str(self.start)):
+            warn_renamed(f"start={self.start!r}", f"start={start!r}")
+            object.__setattr__(self, "start", start)
         check_choice("start", self.start, Start)
         for name in ("seconds", "steps", "max_memory_mb"):
             if (budget := getattr(self, name)) is not None:

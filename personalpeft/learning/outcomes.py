@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Self
 
+from personalpeft.former_names import ShownCode
 from personalpeft.types import Verdict
 
 
@@ -103,11 +104,11 @@ class RebaseOutcome(_Outcome):
         return next((each for each in Verdict if each.value == self.value), None)
 
 
-class Placement(StrEnum):
-    """Where the write policy puts a signal. The values are shown, and not stored."""
+class Placement(ShownCode):
+    """Where the write policy puts a signal."""
 
     LAYER = "layer"
-    PROMPT = "prompt"
+    RULE = "rule"
     """A rule, which is in every prompt."""
     MEMORY = "memory"
     """A fact, which is retrieved into the prompt of a similar question."""
@@ -115,7 +116,7 @@ class Placement(StrEnum):
     HISTORY = "history"
 
 
-class _CodeWithText(StrEnum):
+class _CodeWithText(ShownCode):
     """A stored code (the member's name in lower case) with a text to show."""
 
     text: str

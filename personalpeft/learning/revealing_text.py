@@ -1,8 +1,8 @@
 """Find what a text can only have from erased texts, in any language and script. Pure.
 
-Texts are compared without case, invisible characters and marks, and once more with marks. Arabic and
-Hebrew may be written without their vowels. In Hindi a vowel makes another word. A text
-reveals an erased one if it has a *revealing part*, which no remaining text has:
+Texts are compared without case, invisible characters and marks, and once more with marks. Arabic
+and Hebrew may be written without their vowels. In Hindi a vowel makes another word. A text reveals
+an erased one if it has a *revealing part*, which no remaining text has:
 
 - A word: three letters or more, or a digit.
 - A word inside a longer one, of the erased text or of the other. Many languages attach articles,

@@ -13,10 +13,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.formatting import pluralize
+from personalpeft.former_names import ShownCode
 from personalpeft.learning.data.assignment import Assignment, lessons_for, load_assignments
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.layers import ancestors, held_out_signals, inspect_layer, known_layers
@@ -89,8 +89,8 @@ def training_status(store: Store, user: str) -> TrainingStatus | None:
     return TrainingStatus(layer, stage, step, steps, datetime.fromisoformat(holder.since))
 
 
-class TriggerKind(StrEnum):
-    """Why a layer should learn. The values are shown."""
+class TriggerKind(ShownCode):
+    """Why a layer should learn."""
 
     LESSON = "lesson"
     """No learn has considered a lesson yet."""
@@ -359,7 +359,7 @@ def _current_status(each: Assignment, builds: _Builds) -> SignalStatus:
 
 def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
     signal, layer = assignment.signal.id, assignment.layer
-    if layer is None and assignment.place in (Placement.PROMPT, Placement.MEMORY):
+    if layer is None and assignment.place in (Placement.RULE, Placement.MEMORY):
         return SignalUse.IN_PROMPT, None
     if layer is None:
         return SignalUse.UNUSED, builds.live.get(signal)

@@ -33,7 +33,7 @@ from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
-from personalpeft.store.keys import ENCRYPTION
+from personalpeft.store.home_keys import ENCRYPTION
 from personalpeft.store.plugin_data import (
     databases,
     files,

@@ -17,7 +17,7 @@ from pathlib import Path
 from personalpeft import file_system
 from personalpeft.errors import Damaged
 from personalpeft.store.database import Database, insert_rows
-from personalpeft.store.keys import ID_BYTES, KEY_BYTES, DataKey, HomeKeys
+from personalpeft.store.home_keys import ID_BYTES, KEY_BYTES, DataKey, HomeKeys
 
 _MAGIC = b"ppe1"
 _NONCE, _TAG = 12, 16

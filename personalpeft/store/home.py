@@ -19,7 +19,7 @@ from personalpeft.settings import KeySettings
 from personalpeft.store.database import Database, create_file
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors
-from personalpeft.store.keys import ENCRYPTION, HomeKeys, load_keys, read_info
+from personalpeft.store.home_keys import ENCRYPTION, HomeKeys, load_keys, read_info
 from personalpeft.store.locks import Lock
 from personalpeft.store.reencryption import PENDING, finish_reencryption
 from personalpeft.store.replacement import finish_replacement, is_replaced

@@ -22,7 +22,7 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import LostBlob, Problem
 
 _RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
-_REBUILD = "Run verify --repair, which builds it again; or restore the file, or roll back."
+_REPAIR = "Run verify --repair, which builds it again; or restore the file, or roll back."
 _ROLL_BACK = "Roll the layer back to a revision that is there."
 _LEFTOVER = (
     "Harmless: an interrupted write left it. Run gc, which deletes partial files at once and unused "
@@ -200,7 +200,7 @@ def _check_missing_blobs(store: Store) -> Iterator[Problem]:
                 sql = "select user, id from revision where digest = ? limit 1"
                 named = fetch_one(db, sql, digest)
                 where = f"{named['user']}, {named['id']}" if named else digest
-                yield Problem(where, f"Its blob {digest} is missing.", _REBUILD)
+                yield Problem(where, f"Its blob {digest} is missing.", _REPAIR)
 
 
 def find_lost_blobs(store: Store) -> tuple[LostBlob, ...]:
@@ -240,4 +240,4 @@ def _check_files(store: Store) -> Iterator[Problem]:
                 else:
                     yield Problem(where, "It is not a blob.", _FOREIGN)
             elif not is_intact and path.exists():
-                yield Problem(where, "It does not match its digest.", _REBUILD)
+                yield Problem(where, "It does not match its digest.", _REPAIR)

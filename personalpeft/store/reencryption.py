@@ -29,8 +29,8 @@ from personalpeft.store.database import (
 )
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.file_cipher import FileCipher
+from personalpeft.store.home_keys import ENCRYPTION, HomeKeys
 from personalpeft.store.integrity import verify
-from personalpeft.store.keys import ENCRYPTION, HomeKeys
 from personalpeft.store.locks import Lock
 from personalpeft.store.plugin_data import (
     databases,

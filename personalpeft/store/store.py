@@ -18,7 +18,7 @@ from personalpeft.store.erasure_log import ErasureLog
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.exports import Exports
 from personalpeft.store.file_cipher import FileCipher
-from personalpeft.store.keys import HomeKeys
+from personalpeft.store.home_keys import HomeKeys
 from personalpeft.store.ledger import Ledger
 from personalpeft.store.locks import Leases
 from personalpeft.store.publications import Publications

@@ -109,11 +109,11 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
                     ),
                 )
                 built = time.perf_counter() - began
-                return built, _publish(store, base, end)
+                return built, _promote(store, base, end)
 
-        early, published_early = build(0, few)
+        early, promoted_early = build(0, few)
         at_few = _probe(home, few)
-        late, published = build(few, users)
+        late, promoted = build(few, users)
         progress("Measuring", 0.0)
         at_all = _probe(home, users)
         collected, seconds = _collect(home)
@@ -131,8 +131,8 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
             resolve_p99_ms_at_1_percent=at_few.resolve_p99_ms,
             list_page_ms=at_all.list_page_ms,
             list_page_ms_at_1_percent=at_few.list_page_ms,
-            publish_per_second=published,
-            publish_per_second_at_1_percent=published_early,
+            publish_per_second=promoted,
+            publish_per_second_at_1_percent=promoted_early,
             collect_seconds=seconds,
             collected=collected,
             rss_mb=at_all.rss_mb,
@@ -200,8 +200,8 @@ def _opened(home: Path, *, ahead: timedelta = timedelta(0)) -> Store:
     return open_store(home, now=lambda: datetime.now(UTC) + ahead, entropy=os.urandom)
 
 
-def _publish(store: Store, base: Base, users: int) -> float:
-    """Return the revisions a second that one writer publishes durably, for random users."""
+def _promote(store: Store, base: Base, users: int) -> float:
+    """Return the revisions a second that one writer promotes durably, for random users."""
     draw = random.Random(_SEED)
     made = []
     for number in range(min(_PUBLISHED, users)):

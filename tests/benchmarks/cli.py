@@ -43,6 +43,7 @@ from personalpeft_app.progress import Display
     "bench",
     cls=Group,
     examples=("personalpeft bench style", "personalpeft bench catalog --users 10000 --json"),
+    renamed={"publish": "promote"},
 )
 @global_options
 def bench() -> None:
@@ -88,11 +89,11 @@ def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
 )
 @option("--users", type=click.IntRange(100), default=1_000_000, help="How many.")
 def bench_catalog(common: GlobalOptions, users: int) -> None:
-    """A home with a million users: resolve, list, publish, collect.
+    """A home with a million users: resolve, list, promote, collect.
 
     Every user has at least one revision. New processes measure at one per cent of the users and at
     all of them. They open the home, resolve stacks of random users and list users. Then revisions
-    are published and leftovers collected. A million takes several minutes and 3 GB of the temporary
+    are promoted and leftovers collected. A million takes several minutes and 3 GB of the temporary
     folder (TMPDIR).
     """
     from benchmarks import catalog
@@ -229,25 +230,25 @@ def bench_soak(common: GlobalOptions, minutes: float) -> None:
 
 
 @command(
-    "publish",
-    examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"),
+    "promote",
+    examples=("personalpeft bench promote", "personalpeft bench promote --repeat 5 --json"),
 )
 @repeat_option(3)
 @_tokens(128)
-def bench_publish(common: GlobalOptions, repeat: int, tokens: int) -> None:
-    """The effect of publishing a revision on other users.
+def bench_promote(common: GlobalOptions, repeat: int, tokens: int) -> None:
+    """The effect of promoting a revision on other users.
 
-    Fifteen users are answered while revisions of a sixteenth are published and loaded. Shows the
+    Fifteen users are answered while revisions of a sixteenth are promoted and loaded. Shows the
     time between two tokens, against an idle run. Then it shows the time from an adapter to its
     first token, against merging and loading full weights.
     """
     _need_torch(common)
-    from benchmarks import publish
+    from benchmarks import promote
 
-    found = publish.bench_publish(
+    found = promote.bench_promote(
         common.base_name(), repetitions=repeat, tokens=tokens, echo=printer(common)
     )
-    emit_result(common, found, f"{found.published} publications")
+    emit_result(common, found, f"{found.promotions} promotions")
 
 
 @command(
@@ -515,7 +516,7 @@ bench.add_section(
             bench_encryption,
             bench_busy,
             bench_soak,
-            bench_publish,
+            bench_promote,
             bench_weights,
             bench_wave,
             bench_engines,

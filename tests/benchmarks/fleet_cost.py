@@ -3,7 +3,7 @@
 Two pools are simulated. A machine that serves shares its speed among the rows of its batch. Its
 users read a while after each reply and ask again. A machine that learns takes one learn after
 another from one queue. It dies at random and is replaced; the learn that ran starts again. The
-search finds the fewest machines with which replies begin in time and learns are published in time.
+search finds the fewest machines with which replies begin in time and learns are promoted in time.
 
 Assumptions: a machine's speed is that of the kept results, on two cores. Active users are spread
 evenly over machines. Every session ends with one learn. Sessions begin at a steady rate. Adapters
@@ -40,7 +40,7 @@ class Machine:
         learn_seconds: Seconds of measured learns; a simulated learn takes one of them.
         adapter_mb: Size of a user's packed adapter.
         bundle_mb: Size of what is sent to learn for a user, and of what comes back.
-        publications: Publications a second of one home.
+        publications: Promotions a second of one home.
         home_mb: Size of the home of all users, without adapters.
     """
 
@@ -65,7 +65,7 @@ class Load:
         think_seconds: Mean time from a reply to the next request.
         reply_tokens: Length of a reply.
         max_wait_seconds: What 95 % of the replies may wait before they begin.
-        max_learn_minutes: What 95 % of the learns may take from the session's end to the publication.
+        max_learn_minutes: What 95 % of the learns may take from the session's end to the promotion.
         hours_between_failures: Mean life of a machine that learns.
         replacement_minutes: Until a machine that died is replaced.
     """
@@ -144,7 +144,7 @@ def bench_fleet_cost(machine: Machine, load: Load) -> FleetCost:
     mean = sum(machine.learn_seconds) / len(machine.learn_seconds)
     least = math.ceil(load.learns_a_day * mean / _DAY)
     count = _smallest(
-        lambda count: learn(machine, load, count).published_p95 <= 60 * load.max_learn_minutes,
+        lambda count: learn(machine, load, count).promoted_p95 <= 60 * load.max_learn_minutes,
         least,
     )
     learned = learn(machine, load, count)
@@ -159,7 +159,7 @@ def bench_fleet_cost(machine: Machine, load: Load) -> FleetCost:
         reply_p95_seconds=round(served.reply_p95, 1),
         learning_machines=count,
         learns_a_day=load.learns_a_day,
-        learn_p95_minutes=round(learned.published_p95 / 60, 1),
+        learn_p95_minutes=round(learned.promoted_p95 / 60, 1),
         learns_lost_a_day=learned.lost,
         publications_a_second=round(rate, 2),
         homes=math.ceil(rate / machine.publications),
@@ -221,9 +221,9 @@ def _row_rate(machine: Machine, rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """95 % of a day's learns were published within so many seconds; ``lost`` ran on what died."""
+    """95 % of a day's learns were promoted within so many seconds; ``lost`` ran on what died."""
 
-    published_p95: float
+    promoted_p95: float
     lost: int
 
 

@@ -91,7 +91,7 @@ class LoadedUsers:
             parent / name(number), layer=_LAYER
         )
 
-    def publish(self, new: NewRevision) -> None:
+    def promote(self, new: NewRevision) -> None:
         """Store a revision durably and make it its user's head."""
         self.store.catalog.add_revision(
             new.revision, new.blob, new.report, promote=True, cause="learn"

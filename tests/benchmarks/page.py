@@ -20,7 +20,7 @@ from benchmarks.figures import Spread, spread
 from benchmarks.server import serving
 from personalpeft import Runtime
 from personalpeft.errors import MissingPackage
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.web import page as web
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -228,7 +228,7 @@ def _name(number: int) -> str:
 def serving(
     runtime: Runtime, *more: Blueprint, owner: str | None = None
 ) -> Iterator[tuple[str, int, str]]:
-    """Serve a runtime; yield the host, the port and an administrator's token."""
+    """Serve a runtime; yield the host, the port and an administrator's API key."""
     runtime.api_keys.ensure_admin_key()
     limiter = limiter_of(runtime)
     server = Server(

@@ -25,7 +25,7 @@ import personalpeft
 from benchmarks.figures import ratio, spread
 from benchmarks.server import GREEDY, serving
 from personalpeft.settings import Serving
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 
 STREAMS = 64
 _ENDED = "all streams ended"

@@ -144,7 +144,7 @@ def _catalog(result: Result) -> Iterator[tuple[str, Table]]:
         "resolve_cold_p50_ms": "resolve a stack cold, median, ms",
         "resolve_cold_p99_ms": "resolve a stack cold, p99, ms",
         "list_page_ms": "list a page of 100 users, ms",
-        "publish_per_second": "publish, revisions a second by one writer",
+        "publish_per_second": "promotions a second by one writer",
         "collect_seconds": f"collect {result['collected']} leftovers, s",
         "rss_mb": "peak memory of opening, resolving and listing, MB",
         "build_seconds": "build the home, s",
@@ -179,10 +179,10 @@ def _fleet_cost(result: Result) -> Iterator[tuple[str, Table]]:
             f"{result['learns_a_day']:,}, {result['learns_lost_a_day']:,}",
         ),
         (
-            "from a session's end to the publication, p95, minutes",
+            "from a session's end to the promotion, p95, minutes",
             f"{result['learn_p95_minutes']:g}",
         ),
-        ("publications a second, homes", f"{result['publications_a_second']:g}, {result['homes']}"),
+        ("promotions a second, homes", f"{result['publications_a_second']:g}, {result['homes']}"),
         ("sent between machines, MB/s", f"{result['moved_mb_a_second']:g}"),
         ("adapters and home, GB", f"{result['adapters_gb']:,}, {result['home_gb']:g}"),
         ("GPUs of MinT, for larger bases", f"{mint[0]} + {mint[1]}"),
@@ -210,7 +210,7 @@ def _soak(result: Result) -> Iterator[tuple[str, Table]]:
     yield "soak", make_table(heads, rows)
 
 
-def _publish(result: Result) -> Iterator[tuple[str, Table]]:
+def _promote(result: Result) -> Iterator[tuple[str, Table]]:
     handoff = {"merged_vs_adapter_handoff": result.get("merged_vs_adapter_handoff")}
     rows = [
         *_spread_rows(result, result["milliseconds"], "ms"),
@@ -507,7 +507,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "fleet-cost": _fleet_cost,
     "serve": _serve,
     "soak": _soak,
-    "publish": _publish,
+    "promote": _promote,
     "wave": _wave,
     "weights": _weights,
     "engines": _engines,

@@ -12,7 +12,7 @@ from crash_operations import ENCRYPTED, EVERY_OPERATION, SECRET, contents, open_
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.store.keys import ENCRYPTION
+from personalpeft.store.home_keys import ENCRYPTION
 
 # How many writes of each operation are interrupted. ``make crash`` sets more.
 _POINTS = "PERSONALPEFT_CRASH_POINTS"

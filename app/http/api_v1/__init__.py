@@ -2,6 +2,6 @@
 
 ``operations`` is the table, ``schemas`` holds its types, and ``serialization`` reads and describes
 them through pydantic. None of these imports Flask, so the client can use them. ``handlers`` calls
-the library; ``jobs`` and ``ephemeral_state`` hold state between requests. ``routes`` is the only
+the library; ``jobs`` and ``ephemeral_state`` hold state between requests. ``blueprint`` is the only
 module that knows HTTP.
 """

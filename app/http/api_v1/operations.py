@@ -306,7 +306,9 @@ PENDING = _learn("pending", "GET", f"{_USER}/pending")
 TRAINING_STATUS = _learn(
     "training_status", "GET", f"{_USER}/training-status", former_path=f"{_USER}/learning",
 )
-REVIEW = _learn("review_probation", "POST", f"{_USER}/review")
+REVIEW = _learn(
+    "review_probation", "POST", f"{_USER}/review-probation", former_path=f"{_USER}/review",
+)
 
 STACK = _stack("stack", "GET", f"{_USER}/stack", errors=(*ANY, BaseMismatch, WeightsError))
 LAYERS = _stack("layers", "GET", f"{_USER}/layers", paged=True)

@@ -33,6 +33,7 @@ from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS, Truncation
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, InvalidInput, NotFound, PersonalPeftError
+from personalpeft.former_names import START
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
@@ -140,9 +141,7 @@ FIELDS: Mapping[str, Any] = {
     "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
     "skill": SkillName,
     "source": SourceName,
-    "start": Annotated[
-        Start, BeforeValidator(lambda name: "scratch" if name == "nothing" else name)
-    ],
+    "start": Annotated[Start, BeforeValidator(lambda name: START.get(str(name), name))],
     "steps": Count,
     "stop": Annotated[tuple[Annotated[PlainText, Len(1, 1000)], ...], Len(0, 16)],
     "temperature": Annotated[float, Ge(0), Le(10)],

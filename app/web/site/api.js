@@ -2,7 +2,7 @@
  * Requests to the HTTP API. Each carries the API key; each failure is thrown as a `Problem`.
  */
 
-import { token } from "./session.js";
+import { apiKey } from "./session.js";
 
 const ROOT = new URL("api/v1/", document.baseURI);
 
@@ -22,14 +22,14 @@ export class Problem extends Error {
   }
 }
 
-/** @type {{ refused: () => void }} Called when the server refuses the token. */
+/** @type {{ refused: () => void }} Called when the server refuses the API key. */
 export const listener = { refused: () => {} };
 
 /**
  * @param {string} method
  * @param {string} path below /api/v1/
  * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean, secret?: string }} [more] quiet: the
- *   user did nothing, so a refused token opens no sign-in; secret: used instead of this tab's token
+ *   user did nothing, so a refused API key opens no sign-in; secret: used instead of this tab's API key
  * @returns {Promise<any>} the JSON of the response, null if it has none
  */
 export async function ask(method, path, more = {}) {
@@ -132,7 +132,7 @@ async function send(method, path, { body, query, signal, quiet, secret }) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query ?? {})) url.searchParams.set(name, String(value));
   /** @type {Record<string, string>} */
-  const headers = { Authorization: `Bearer ${secret ?? token()}` };
+  const headers = { Authorization: `Bearer ${secret ?? apiKey()}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(url, {
     method,

@@ -10,7 +10,7 @@ import * as notify from "./notify.js";
 import { layerName, percent } from "./format.js";
 
 /** @typedef {import("./user.js").Job} Job */
-/** @typedef {import("./user.js").Learning} Learning */
+/** @typedef {import("./user.js").TrainingStatus} TrainingStatus */
 
 // Milliseconds between two requests: during a learn of another program, otherwise, and after a failed request.
 const POLL_BUSY_MS = 1000;
@@ -32,7 +32,7 @@ export function learningStrip(user, place) {
   let job = null;
   // The number of jobs that this page has followed. A response from before the last of them is outdated.
   let followed = 0;
-  /** @type {Learning | null} a learn of another program */
+  /** @type {TrainingStatus | null} a learn of another program */
   let elsewhere = null;
 
   function draw() {
@@ -112,7 +112,7 @@ export function learningStrip(user, place) {
     if (before && before.since !== now?.since) await endedElsewhere(before);
   }
 
-  /** @param {Learning} before */
+  /** @param {TrainingStatus} before */
   async function endedElsewhere(before) {
     try {
       const { reports } = await user.activity(before.since);
@@ -147,7 +147,7 @@ export function learningStrip(user, place) {
   return { follow };
 }
 
-/** @param {Learning} learning */
+/** @param {TrainingStatus} learning */
 function trainingText({ layer, stage, step, steps }) {
   const part = stage === "Practicing" ? "round" : "step";
   const what = stage === "Judging" || !steps ? stage.toLowerCase() || "beginning" : `${part} ${step} of ${steps}`;

@@ -108,7 +108,7 @@ export function memoryView(user, learning, leave) {
     const about = { "aria-label": `${item.kind}: ${excerpt(item.text, 60)}` };
     const tools = h("div", { class: "row", role: "group", ...about },
       button("Change", () => change(row, item), { class: "quiet" }),
-      button("Switch off", () => notify.attempt(() => user.removeItem(item.id), "Switched off."), { class: "quiet" }),
+      button("Switch off", () => notify.attempt(() => user.retractItem(item.id), "Switched off."), { class: "quiet" }),
       button("Forget …", () => confirmForget(user, learning, item.id, item.text), { class: "quiet harm" }));
     const row = h("li", { class: "thing" }, text, origin(status, item.at), tools);
     return row;

@@ -1,9 +1,9 @@
 /**
- * The token and the drafts of this tab, in its session storage. The token comes from the form or from the fragment of a link.
- * Browsers send fragments to no server. No cookie holds the token, so that no other page can make the browser send it.
+ * The API key, or a session's token in its place, and the drafts of this tab, in its session storage. The API key comes from the
+ * form or from the fragment of a link. Browsers send fragments to no server. No cookie holds it, so that no other page can make the browser send it.
  */
 
-const TOKEN = "personalpeft.token";
+const API_KEY = "personalpeft.token";
 const USER = "personalpeft.user";
 const NOTE = "personalpeft.note";
 
@@ -28,13 +28,13 @@ export function takeLink(hash = "") {
 }
 
 /** @returns {string} empty if signed out. */
-export function token() {
-  return sessionStorage.getItem(TOKEN) ?? "";
+export function apiKey() {
+  return sessionStorage.getItem(API_KEY) ?? "";
 }
 
 /** @param {string} secret */
-export function storeToken(secret) {
-  sessionStorage.setItem(TOKEN, secret.trim());
+export function storeApiKey(secret) {
+  sessionStorage.setItem(API_KEY, secret.trim());
 }
 
 /** @returns {string} the chosen user; empty without one. */
@@ -55,13 +55,13 @@ export function signOut() {
 
 /**
  * Delete all data of this tab's user, drafts too, and store a message for the page that loads next.
- * @param {boolean} many whether the token may choose another user, and stays
+ * @param {boolean} many whether the API key may choose another user, and stays
  * @param {string} note
  */
 export function dropUser(many, note) {
-  const secret = token();
+  const secret = apiKey();
   signOut();
-  if (many) storeToken(secret);
+  if (many) storeApiKey(secret);
   sessionStorage.setItem(NOTE, note);
 }
 

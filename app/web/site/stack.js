@@ -97,7 +97,7 @@ export function stackView(user, base, learning) {
   function scopes(layer) {
     const choice = h("select", { id: `scope-${layer.name}` },
       Object.entries(SCOPES).map(([value, text]) => h("option", { value, selected: value === layer.scope }, text)));
-    choice.addEventListener("change", () => act(() => user.setScope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
+    choice.addEventListener("change", () => act(() => user.scope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
     return choice;
   }
 

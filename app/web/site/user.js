@@ -20,7 +20,7 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ rating: number | null, edit: string | null, comments: string[] }} TurnFeedback the user's own
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
  * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
- * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
+ * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} TrainingStatus
  * @typedef {{ layer: string, outcome: string, verdict: string | null, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
  */
 
@@ -99,7 +99,7 @@ export class User extends EventTarget {
     return ask("GET", this.at("pending"));
   }
 
-  /** @returns {Promise<Learning | null>} the learn that runs now, in this server or another program on its home */
+  /** @returns {Promise<TrainingStatus | null>} the learn that runs now, in this server or another program on its home */
   trainingStatus() {
     return ask("GET", this.at("training-status"), { quiet: true });
   }
@@ -179,7 +179,7 @@ export class User extends EventTarget {
   }
 
   /** @param {string} item */
-  async removeItem(item) {
+  async retractItem(item) {
     await ask("DELETE", this.at("items", item));
     this.changed("feedback");
   }
@@ -250,7 +250,7 @@ export class User extends EventTarget {
   }
 
   /** @param {string} layer @param {string} scope */
-  async setScope(layer, scope) {
+  async scope(layer, scope) {
     await ask("PUT", this.at("layers", layer, "scope"), { body: { scope } });
     this.changed("stack");
   }

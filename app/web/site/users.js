@@ -5,7 +5,7 @@ import { coalesce } from "./coalesce.js";
 import { openDialog } from "./dialog.js";
 import { button, h, inlineText } from "./dom.js";
 import * as notify from "./notify.js";
-import { signOut, storeToken, storeUser, token, user } from "./session.js";
+import { apiKey, signOut, storeApiKey, storeUser, user } from "./session.js";
 import { count } from "./format.js";
 
 /**
@@ -20,7 +20,7 @@ import { count } from "./format.js";
  */
 export async function signIn(place) {
   for (;;) {
-    if (!token()) await new Promise((done) => place.replaceChildren(tokenForm("", () => done(undefined))));
+    if (!apiKey()) await new Promise((done) => place.replaceChildren(apiKeyForm("", () => done(undefined))));
     try {
       const whoami = await ask("GET", "whoami");
       const chosen = whoami.user ?? (user() || (await choose(place)));
@@ -32,10 +32,10 @@ export async function signIn(place) {
       const status = error instanceof Problem ? error.status : 0;
       if (status === 401) {
         signOut();
-        await new Promise((done) => place.replaceChildren(tokenForm("The server does not know that API key.", () => done(undefined))));
+        await new Promise((done) => place.replaceChildren(apiKeyForm("The server does not know that API key.", () => done(undefined))));
       } else {
         notify.error(error);
-        // An invalid name is asked for again; any other error is the server's, and the token stays.
+        // An invalid name is asked for again; any other error is the server's, and the API key stays.
         if (status === 400) storeUser("");
         else await new Promise((done) => place.replaceChildren(h("div", { class: "alone" }, button("Try again", () => done(undefined), { class: "go" }))));
       }
@@ -50,14 +50,14 @@ export async function signIn(place) {
  */
 export async function followLink(link) {
   try {
-    const before = token() ? await sessionOf(token(), user()) : null;
+    const before = apiKey() ? await sessionOf(apiKey(), user()) : null;
     const secret = link.code ? await redeem(link.code) : link.secret;
     if (before) {
       const after = await sessionOf(secret, link.user);
       if (!after) throw new Problem("Unauthorized", "The server does not know the link's API key.", "Nothing was changed.");
       if (before !== after && !(await agreed(before, after))) return false;
     }
-    storeToken(secret);
+    storeApiKey(secret);
     storeUser(link.user);
     return true;
   } catch (error) {
@@ -108,7 +108,7 @@ function agreed(before, after) {
  * @param {() => void} done
  */
 export function signInAgain(done) {
-  const dialog = h("dialog", { "aria-label": "Sign in again" }, tokenForm("The API key is no longer valid.", () => {
+  const dialog = h("dialog", { "aria-label": "Sign in again" }, apiKeyForm("The API key is no longer valid.", () => {
     dialog.close();
     done();
   }));
@@ -124,12 +124,12 @@ export function signInAgain(done) {
  * @param {string} problem
  * @param {() => void} done
  */
-function tokenForm(problem, done) {
+function apiKeyForm(problem, done) {
   const field = h("input", { type: "password", id: "api-key", autocomplete: "current-password", required: true, spellcheck: "false", "aria-describedby": "api-key-hint" });
   return h("form", { class: "alone", onsubmit: (/** @type {Event} */ event) => {
     event.preventDefault();
     if (!field.value.trim()) return;
-    storeToken(field.value);
+    storeApiKey(field.value);
     done();
   } },
   h("h1", {}, "Sign in"),

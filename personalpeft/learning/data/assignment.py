@@ -245,7 +245,7 @@ def _assign_one(
     if signal.kind is SignalKind.COMMENT:
         forbids = signal.forbids_training
         code = ReasonCode.TRAINING_FORBIDDEN if forbids else ReasonCode.COMMENT_IS_RULE
-        return Assignment(signal, Placement.PROMPT, Reason(code))
+        return Assignment(signal, Placement.RULE, Reason(code))
     if signal.forbids_training:
         return _unused(signal, ReasonCode.TRAINING_FORBIDDEN)
     if not signal.is_trainable:

@@ -77,8 +77,8 @@ class EvalSet:
         return tuple(lesson for lesson in self.retention if lesson.key not in undecided)
 
     @property
-    def judged(self) -> tuple[Lesson, ...]:
-        """The held-out lessons whose generated replies are judged."""
+    def benefit(self) -> tuple[Lesson, ...]:
+        """The held-out lessons that show the benefit: the undecided ones, else the decided ones."""
         return self.undecided or self.decided
 
 
@@ -165,7 +165,7 @@ class EvalJob:
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
         """The lessons whose generated replies are judged."""
-        judged = {each.key for each in self.eval_set.judged if self.eval_set.judges_replies}
+        judged = {each.key for each in self.eval_set.benefit if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in judged)
 
     def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:

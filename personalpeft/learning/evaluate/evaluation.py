@@ -237,7 +237,7 @@ def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
     quality = measure_text_quality(_written(job.eval_set.arrived_lessons), of_base)
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
-    held_out = [each for each in job.eval_set.judged if each.answers_user]
+    held_out = [each for each in job.eval_set.benefit if each.answers_user]
     lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:

@@ -218,7 +218,7 @@ class Evidence:
     def as_json(self) -> dict[str, Any]:
         """Return the scores of a revision. Later candidates read them: the keys are stored."""
         items = {item.signal: item.as_json() for item in (*self.retention, *self.undecided)}
-        decided = {item.signal for item in self.undecided if item.improved or item.regressed}
+        newly_decided = {item.signal for item in self.undecided if item.improved or item.regressed}
         figures = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.undecided)}
         return {
             **figures,
@@ -230,8 +230,8 @@ class Evidence:
             },
             # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
             "e_value": float(f"{self.e_value:.6g}"),
-            "spent_items": sorted(self.spent_items | decided),
-            "decided_items": sorted(self.decided_items | decided),
+            "spent_items": sorted(self.spent_items | newly_decided),
+            "decided_items": sorted(self.decided_items | newly_decided),
             "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
             "leakage": asdict(self.leakage),

@@ -190,8 +190,8 @@ def judge(
         # The build goes live without the retracted lessons. Nothing is known of its new ones.
         reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
         return replace(_promote(evidence, *reasons), probation=True)
-    is_decided = any(item.improved or item.regressed for item in evidence.undecided)
-    is_new = is_decided or not evidence.decided
+    any_decides = any(item.improved or item.regressed for item in evidence.undecided)
+    is_new = any_decides or not evidence.decided
     items = evidence.undecided if is_new else evidence.decided
     improved = sum(item.improved for item in items)
     regressed = sum(item.regressed for item in items)

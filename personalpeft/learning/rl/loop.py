@@ -58,7 +58,8 @@ class RLLoop:
     def run(self) -> RLState:
         """Practice until the rounds are done, a budget is spent or no task teaches anything more.
 
-        Returns the state at the end. At least one round is sampled and one of its steps made, whatever the budget.
+        Returns the state at the end. At least one round is sampled and one of its steps made,
+        whatever the budget.
         """
         self._inputs_digest = self.plan.inputs_digest
         progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs_digest)

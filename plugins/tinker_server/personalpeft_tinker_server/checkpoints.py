@@ -133,7 +133,7 @@ class Checkpoints:
         """Return the row of the owner's checkpoint. Raises ``NotFound``."""
         row = self.find(owner, f"{SCHEME}{run}/{kind}/{name}")
         if row["owner"] != owner:
-            raise NotFound("These weights are another token's.", hint="Only read them.")
+            raise NotFound("These weights are another API key's.", hint="Only read them.")
         return row
 
     def rows(self, owner: str, run: str | None = None) -> list[Row]:
@@ -175,7 +175,7 @@ class Checkpoints:
         )
 
     def set_public(self, row: Row, public: bool) -> None:
-        """Let every token read a checkpoint, or its owner alone."""
+        """Let every API key read a checkpoint, or its owner alone."""
         self._db.execute(
             "update checkpoints set public = ? where path = ?", int(public), row["path"]
         )
@@ -383,7 +383,7 @@ class Checkpoints:
         if not self._db.has_room(owner, size):
             self._db.delete_unnamed_files((digest, state_file))
             raise InvalidInput(
-                f"The weights and calls of this token would exceed {MAX_BYTES // 2**30} GiB.",
+                f"The weights and calls of this API key would exceed {MAX_BYTES // 2**30} GiB.",
                 hint="Delete checkpoints, or save with ttl_seconds.",
             )
         now = self._now()

@@ -106,7 +106,7 @@ class Routes:
     def _owner(self) -> str:
         """Return who owns what this request makes: a user, or an administrator's API key."""
         user = self._host.user()
-        return f"token:{self._host.token()}" if user is None else self._service.owner(user)
+        return f"token:{self._host.api_key_id()}" if user is None else self._service.owner(user)
 
     def _post(self, rule: str, view: Callable[..., Any]) -> None:
         self._add("POST", rule, self._host.large_body(lambda **path: _respond(view(**path))))
@@ -291,7 +291,7 @@ class Routes:
         return Response(status=204)
 
     def _archive(self, run: str, kind: str, name: str) -> Response:
-        """Redirect to a link that works without a token for a while, as clients expect."""
+        """Redirect to a link that works without an API key for a while, as clients expect."""
         row = self._service.checkpoints.find(self._owner, f"tinker://{run}/{kind}/{name}")
         now = self._clock.timer()
         key = self._clock.entropy(24).hex()

@@ -108,7 +108,7 @@ class Service:
     # Owners
 
     def owner(self, user: str) -> str:
-        """Return the owner of what a user's tokens make.
+        """Return the owner of what a user's API keys make.
 
         Creates the user, so that it can be forgotten. Erases what a forgotten user of this id left.
         """
@@ -362,7 +362,7 @@ class Service:
         )
         if count["count"] >= MAX_RUNS:
             raise QueueFull(
-                f"{MAX_RUNS} runs of this token are in use.",
+                f"{MAX_RUNS} runs of this API key are in use.",
                 hint="Leave one without calls for a minute, or end its client.",
                 retry_after=10.0,
             )

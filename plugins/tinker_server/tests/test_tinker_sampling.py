@@ -55,7 +55,7 @@ def test_log_probs_of_samples_are_those_of_training(server: TinkerServer) -> Non
     assert both == pytest.approx(trained, abs=2e-3)
 
 
-def test_many_samples_of_one_token_do_not_hold_up_those_of_another(server: TinkerServer) -> None:
+def test_many_samples_of_one_api_key_do_not_hold_up_those_of_another(server: TinkerServer) -> None:
     ada, bob = server.session("ada"), server.session("bob")
     samplers = ada.sampler(), bob.sampler()
     body = {

@@ -90,7 +90,7 @@ def eager_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_losses_and_samples_under_load_are_those_of_a_token_alone(
+def test_losses_and_samples_under_load_are_those_of_an_api_key_alone(
     owners: dict[str, Owner],
 ) -> None:
     losses = {name: owner.train() for name, owner in owners.items()}
@@ -107,7 +107,7 @@ def test_losses_and_samples_under_load_are_those_of_a_token_alone(
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("eager_switches")
-def test_links_that_are_made_at_once_give_the_weights_of_their_token(
+def test_links_that_are_made_at_once_give_the_weights_of_their_api_key(
     owners: dict[str, Owner],
 ) -> None:
     def link(name: str) -> str:
@@ -135,7 +135,7 @@ def test_links_that_are_made_at_once_give_the_weights_of_their_token(
         assert download(each) == wanted[name]
 
 
-def test_a_sample_is_cancelled_by_its_own_token_alone(owners: dict[str, Owner]) -> None:
+def test_a_sample_is_cancelled_by_its_own_api_key_alone(owners: dict[str, Owner]) -> None:
     ada, bo = owners["ada"], owners["bo"]
 
     def start() -> str:
@@ -157,7 +157,7 @@ def test_a_sample_is_cancelled_by_its_own_token_alone(owners: dict[str, Owner]) 
         ada.client.result(request)
 
 
-def test_a_prompt_that_a_token_sampled_is_not_in_the_cache_of_another(
+def test_a_prompt_that_an_api_key_sampled_is_not_in_the_cache_of_another(
     server: TinkerServer, owners: dict[str, Owner]
 ) -> None:
     engine = server.runtime.learning_engine()
@@ -173,7 +173,7 @@ def test_a_prompt_that_a_token_sampled_is_not_in_the_cache_of_another(
 
 
 @pytest.mark.parametrize("other", ["bo", pytest.param("first token", marks=pytest.mark.exhaustive)])
-def test_the_ids_of_a_token_tell_and_change_nothing_for_another(
+def test_the_ids_of_an_api_key_tell_and_change_nothing_for_another(
     server: TinkerServer, owners: dict[str, Owner], other: str
 ) -> None:
     """The answers are those for ids that do not exist, also while the other token trains."""

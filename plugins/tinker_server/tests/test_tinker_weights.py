@@ -147,7 +147,7 @@ def test_published_weights_can_be_read_and_not_changed_by_others(server: TinkerS
     bob.client.post("weights_info", {"tinker_path": path}, status=404)
 
 
-def test_without_a_valid_token_nothing_is_told(server: TinkerServer) -> None:
+def test_without_a_valid_api_key_nothing_is_told(server: TinkerServer) -> None:
     client = server.client(token="pp_" + "0" * 64)
     for method, place in (("POST", "create_session"), ("GET", "training_runs")):
         assert client.ask(method, place, {}).status_code == 401

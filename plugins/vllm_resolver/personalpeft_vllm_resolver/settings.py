@@ -39,7 +39,7 @@ class Settings:
 def read_settings(environ: Mapping[str, str]) -> Settings | None:
     """Return the settings from ``PERSONALPEFT_RESOLVER_*``; None without a source of stacks.
 
-    An empty variable counts as unset. Raises ``ValueError``, which never contains a token.
+    An empty variable counts as unset. Raises ``ValueError``, which never contains an API key.
     """
     values = {
         name.removeprefix(PREFIX): value

@@ -1,6 +1,6 @@
 """Sources of copies of a stack: a shared folder, and a personalpeft server. See also ``bucket``.
 
-Invariants: a source returns bytes and does not interpret them. A token is sent to its own server
+Invariants: a source returns bytes and does not interpret them. An API key is sent to its own server
 only, also after a redirect, and is never shown. Every read ends after a timeout.
 """
 
@@ -128,7 +128,7 @@ class Server:
 
 class _NoRedirects(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirect, since the token would go along."""
+        """Follow no redirect, since the API key would go along."""
 
 
 def _status_error(status: int) -> MissingCopy | InvalidCopy:

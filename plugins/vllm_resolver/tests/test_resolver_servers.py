@@ -18,7 +18,7 @@ from resolver_makers import TOKEN, cache, copies_in, file_of, held, learned, ok,
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
@@ -48,7 +48,7 @@ def url(runtime: Runtime) -> Iterator[str]:
     api.close()
 
 
-def test_a_stack_is_pulled_with_a_workers_or_an_administrators_token(
+def test_a_stack_is_pulled_with_a_workers_or_an_administrators_api_key(
     tmp_path: Path, runtime: Runtime, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.api_keys.ensure_admin_key()
@@ -206,7 +206,7 @@ def test_redirects_are_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "redirect" in caplog.text
 
 
-def test_no_proxy_receives_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_receives_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         raw_server(hanging_up) as (proxy, heard),
         raw_server(lambda line, request: line.sendall(ok(file_of(MADE, request)))) as (url, came),
@@ -266,7 +266,7 @@ def test_certificates_are_verified_and_slow_tls_servers_time_out(
         {"FOLDER": "/x", "TIMEOUT": "0"},
     ],
 )
-def test_invalid_settings_are_refused_without_repeating_a_token(
+def test_invalid_settings_are_refused_without_repeating_an_api_key(
     variables: dict[str, str],
 ) -> None:
     with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_") as refused:
@@ -274,7 +274,7 @@ def test_invalid_settings_are_refused_without_repeating_a_token(
     assert TOKEN not in str(refused.value)
 
 
-def test_without_sources_nothing_is_resolved_and_settings_show_no_token() -> None:
+def test_without_sources_nothing_is_resolved_and_settings_show_no_api_key() -> None:
     assert (
         read_settings(
             {"PATH": "/bin", "PERSONALPEFT_RESOLVER_CACHE": "/x", "PERSONALPEFT_RESOLVER_URL": ""}

@@ -174,7 +174,7 @@ def test_the_message_about_feedback_matches_its_later_use(shell: Shell) -> None:
         ("--down",): ("unused", "unused", "too_few_thumbs"),
         ("--edit", "Ahoy!"): ("layer", "pending", "edit"),
         ("--prefer", "b"): ("unused", "unused", "stronger_signal"),
-        ("--comment", "Be brief."): ("prompt", "in_prompt", "comment_is_rule"),
+        ("--comment", "Be brief."): ("rule", "in_prompt", "comment_is_rule"),
         ("--reward", "0.2"): ("unused", "unused", "stronger_signal"),
     }
     for options, use in uses.items():
@@ -347,7 +347,7 @@ def test_several_users_learn_in_one_command_and_errors_stay_in_their_reports(
     assert "cy" in corrected.run("learn", "--users", "cy").stdout
 
 
-def test_all_users_of_a_home_learn_and_users_without_news_are_not_listed(
+def test_all_users_of_a_home_learn_and_users_without_new_feedback_are_not_listed(
     corrected: Shell,
 ) -> None:
     assert corrected.run("ask", "hi", "-q", "--user", "cy").exit_code == 0

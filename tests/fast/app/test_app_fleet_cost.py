@@ -27,15 +27,15 @@ def test_a_full_machine_makes_users_wait() -> None:
 def test_learns_wait_for_no_machine_where_there_are_enough_of_them() -> None:
     assert LOAD.learns_a_day == 960
     learned = learn(MACHINE, LOAD, 20)
-    assert (learned.published_p95, learned.lost) == (60.0, 0)
+    assert (learned.promoted_p95, learned.lost) == (60.0, 0)
     # One machine does 1,440 a day, so two thirds are busy; most learns wait (M/D/1).
-    assert 60 < learn(MACHINE, LOAD, 1).published_p95 < 600
+    assert 60 < learn(MACHINE, LOAD, 1).promoted_p95 < 600
 
 
 def test_machines_that_die_cost_learns_and_more_machines() -> None:
     mortal = replace(LOAD, hours_between_failures=0.5)
     assert learn(MACHINE, mortal, 2).lost > 0
-    assert learn(MACHINE, mortal, 2).published_p95 > learn(MACHINE, LOAD, 2).published_p95
+    assert learn(MACHINE, mortal, 2).promoted_p95 > learn(MACHINE, LOAD, 2).promoted_p95
 
 
 def test_the_result_has_a_table_and_the_least_machines_that_do() -> None:

@@ -1,4 +1,4 @@
-"""The serving commands create tokens, never print them unrequested, and listen locally by default."""
+"""The serving commands create API keys, never print them unrequested, and listen locally by default."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> No
     assert "127.0.0.1" in refused.stderr
     assert "--port" in refused.stderr
     assert "Loading" not in refused.stderr
-    # A start that failed left no token, so other machines are still refused.
+    # A start that failed left no API key, so other machines are still refused.
     assert shell.run("serve", "--port", "0", "--public").exit_code == 3
 
 
@@ -110,12 +110,12 @@ def test_other_hosts_are_accepted_only_by_name(
     assert not shell.home.exists()
 
 
-def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
+def test_api_keys_are_created_listed_and_revoked(shell: Shell) -> None:
     secret = shell.run("api-key", "make", "--user", "ada").stdout.strip()
     everything = shell.run("api-key", "make", "--admin").stdout.strip()
     listed = shell.run("api-key", "--json")
-    tokens = json.loads(listed.stdout)["api_keys"]
-    assert [token["user"] for token in tokens] == ["ada", None]
+    keys = json.loads(listed.stdout)["api_keys"]
+    assert [key["user"] for key in keys] == ["ada", None]
     assert secret not in listed.output
     assert everything not in listed.output
     assert shell.run("api-key", "make", "--worker", "--admin").exit_code == 2
@@ -123,14 +123,14 @@ def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
     worker = json.loads(shell.run("api-key", "--json").stdout)["api_keys"][-1]
     assert (worker["user"], worker["worker"]) == (None, True)
     assert shell.run("api-key", "revoke", worker["id"]).exit_code == 0
-    assert shell.run("api-key", "revoke", tokens[0]["id"][:6]).exit_code == 0
+    assert shell.run("api-key", "revoke", keys[0]["id"][:6]).exit_code == 0
     assert len(json.loads(shell.run("api-key", "list", "--json").stdout)["api_keys"]) == 1
     assert shell.run("api-key", "revoke", "zzzz").exit_code == 3
     where = shell.run("api-key", "first").stdout.strip()
     assert where == str(shell.home / "token")
 
 
-def test_the_first_token_is_named_where_no_other_can_be_revoked(shell: Shell) -> None:
+def test_the_first_api_key_is_named_where_no_other_can_be_revoked(shell: Shell) -> None:
     where = shell.run("api-key", "first").stdout.strip()
     refused = shell.run("api-key", "revoke", "zz")
     assert refused.exit_code == 3

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import pytest
 from app_makers import Shell
 
-from benchmarks import publish, vllm
+from benchmarks import promote, vllm
 from benchmarks.attach import bench_attach
 from benchmarks.figures import Spread, alternate, percentile, ratio
 from benchmarks.serve import bench_serve
@@ -156,13 +156,13 @@ def test_attach_times_files_host_memory_and_peft() -> None:
     _has_spreads(result.spread, result.milliseconds, result.ratios)
 
 
-def test_publish_times_other_streams_and_both_handovers(
+def test_promote_times_other_streams_and_both_handovers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publish, "PAUSE_SECONDS", 0.01)
-    result = publish.bench_publish(_BASE, repetitions=1, tokens=24, echo=_nothing)
+    monkeypatch.setattr(promote, "PAUSE_SECONDS", 0.01)
+    result = promote.bench_promote(_BASE, repetitions=1, tokens=24, echo=_nothing)
     assert set(result.ratios) == {"stall_p99", "stall_sampled_p99", "sampled_vs_greedy"}
-    assert result.published > 0
+    assert result.promotions > 0
     handoff = {"merged_vs_adapter_handoff": result.merged_vs_adapter_handoff}
     _has_spreads(result.spread, result.milliseconds, result.ratios, handoff)
 
@@ -215,7 +215,7 @@ def test_a_wave_that_fits_into_memory_is_refused(shell: Shell, shared_cache: Pat
     assert "3 " in json.loads(result.stderr)["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["serve", "attach", "publish", "wave"])
+@pytest.mark.parametrize("name", ["serve", "attach", "promote", "wave"])
 def test_other_backends_than_torch_are_refused(shell: Shell, name: str) -> None:
     result = shell.run("bench", name)
     assert result.exit_code == 2

@@ -16,7 +16,7 @@ def test_signals_show_where_each_signal_went_and_its_source(shell: Shell) -> Non
     rule = shell.run("feedback", "--comment", "Be brief.").stdout.strip()
     shown = shell.run("signals").stdout
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [edit, rule]
-    assert all(" user " in line for line in shown.splitlines()[1:])
+    assert all(" person " in line for line in shown.splitlines()[1:])
     current = json.loads(shell.run("signals", "--json").stdout)["signals"]
     assert all(each["use"] in shown and each["why"] in shown for each in current)
     everything = json.loads(shell.run("signals", "--all", "--json").stdout)

@@ -62,3 +62,10 @@ def test_the_former_name_of_the_seconds_of_retries_works_for_one_release(tmp_pat
         settings = resolve(tmp_path, environ)
     with pytest.warns(DeprecationWarning, match="retry_seconds"):
         assert settings.vllm == personalpeft.VllmServer(url, patience=3)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="retry_seconds"):
+        assert settings.vllm.patience == 3  # type: ignore[union-attr]
+    with (
+        pytest.warns(DeprecationWarning, match="RETRY_SECONDS"),
+        pytest.raises(personalpeft.InvalidInput, match="VLLM_PATIENCE must be a number"),
+    ):
+        resolve(tmp_path, {**environ, "PERSONALPEFT_VLLM_PATIENCE": "soon"})

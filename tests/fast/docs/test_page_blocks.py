@@ -27,7 +27,7 @@ import personalpeft
 from personalpeft import NothingToLearn, Runtime
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import cli
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server

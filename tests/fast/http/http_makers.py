@@ -1,4 +1,4 @@
-"""Servers on the fake backend, and callers with a token."""
+"""Servers on the fake backend, and callers with an API key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from personalpeft_app.http.wsgi_server import Server
 
 @dataclass(frozen=True)
 class Caller:
-    """Sends requests to an app in this process, with or without a token."""
+    """Sends requests to an app in this process, with or without an API key."""
 
     app: Flask
     secret: str | None
@@ -53,7 +53,7 @@ def user_caller(runtime: Runtime, app: Flask, user: str = "ada") -> Caller:
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server on a local socket, and its tokens."""
+    """A server on a local socket, and its API keys."""
 
     runtime: Runtime
     url: str
@@ -61,7 +61,7 @@ class LocalServer:
     limiter: ConcurrencyLimiter
     server: Server
 
-    def token_of(self, user: str) -> str:
+    def api_key_of(self, user: str) -> str:
         return self.runtime.api_keys.create(user)[1]
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,10 +22,10 @@ from personalpeft import Runtime
 from personalpeft.adapters.formats import published
 from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import cli
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.api_v1.ephemeral_state import MAX_PER_USER
 from personalpeft_app.http.api_v1.handlers import HANDLERS
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX
-from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 
 ADA = f"{PREFIX}/users/ada"
@@ -94,7 +96,7 @@ def test_the_openapi_document_lists_every_operation_and_error_status(ada: Caller
         assert "401" in told["responses"]
 
 
-def test_every_route_needs_a_token_and_refuses_other_methods(app: Flask, admin: Caller) -> None:
+def test_every_route_needs_an_api_key_and_refuses_other_methods(app: Flask, admin: Caller) -> None:
     anonymous = Caller(app, None)
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
@@ -104,7 +106,7 @@ def test_every_route_needs_a_token_and_refuses_other_methods(app: Flask, admin: 
     assert anonymous.get(f"{PREFIX}/openapi.json").status_code == 401
 
 
-def test_a_users_token_grants_nothing_of_another_user(
+def test_a_users_api_key_grants_nothing_of_another_user(
     runtime: Runtime, app: Flask, ready: Caller
 ) -> None:
     bob = user_caller(runtime, app, "bob")
@@ -300,6 +302,11 @@ def test_former_paths_are_answered_for_one_release(ready: Caller, old: str, new:
     assert ready.get(old).get_json() == ready.get(new).get_json()
 
 
+def test_former_path_of_the_review_of_a_probation_is_answered(ready: Caller) -> None:
+    answers = [ready.post(f"{ADA}/{path}") for path in ("review", "review-probation")]
+    assert {each.status_code for each in answers} == {200}
+
+
 def test_former_path_and_field_of_implicit_feedback_work_for_one_release(ready: Caller) -> None:
     for path, field in (("observe", "seen"), ("implicit-feedback", "event")):
         answer = ready.post(f"{ADA}/turns/last/{path}", {field: "copied"})
@@ -406,7 +413,7 @@ def test_a_stack_file_is_cacheable_by_its_requester_only(admin: Caller, runtime:
     assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
 
 
-def test_a_workers_token_reads_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
+def test_a_workers_api_key_reads_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
     worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
@@ -473,3 +480,13 @@ def test_a_comparison_reveals_its_answers_only_after_the_choice(
     for _ in range(MAX_PER_USER):
         ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?", "max_tokens": 1})
     assert ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2}).status_code == 404
+
+
+def test_the_former_module_of_the_blueprint_works_for_one_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "personalpeft_app.http.api_v1.routes"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(DeprecationWarning, match="blueprint"):
+        former = importlib.import_module(name)
+    assert former.ApiV1 is ApiV1

@@ -16,7 +16,7 @@ from http_makers import LocalServer, serve_locally
 
 from personalpeft import InvalidInput, Runtime
 from personalpeft_app.client import Unreachable, connect
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 
 
 @pytest.fixture

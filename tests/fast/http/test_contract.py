@@ -43,10 +43,12 @@ from personalpeft import (
 )
 from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
+from personalpeft.deprecation import former_names
 from personalpeft.formatting import to_json
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.outcomes import ReasonCode
+from personalpeft.learning.outcomes import Placement, ReasonCode, ReproductionOutcome
+from personalpeft.learning.status import Pending, TriggerKind
 from personalpeft.types import SignalKind
 from personalpeft_app.client import (
     Client,
@@ -57,7 +59,8 @@ from personalpeft_app.client import (
     connect,
 )
 from personalpeft_app.client.transport import Transport
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
+from personalpeft_app.http.api_v1.serialization import from_json
 from personalpeft_app.http.server import make_app
 from personalpeft_app.peft_archive import unzip_adapter
 
@@ -110,9 +113,11 @@ def test_a_user_is_created_on_first_use_unless_refused(runtime_or_client: Any) -
         runtime_or_client.user("../bob")
 
 
-def test_a_token_identifies_its_user(site: LocalServer, client: Client, runtime: Runtime) -> None:
+def test_an_api_key_identifies_its_user(
+    site: LocalServer, client: Client, runtime: Runtime
+) -> None:
     base = runtime.base().card.title
-    for secret in (site.secret, site.token_of("ada")):
+    for secret in (site.secret, site.api_key_of("ada")):
         known = runtime.api_keys.authenticate(secret)
         assert known is not None
         told = connect(site.url, secret).whoami()
@@ -767,7 +772,7 @@ def test_only_the_administrator_maintains_a_home(
     assert problem == runtime.verify()[0]
     assert str(runtime.settings.home) not in f"{problem}"
     assert runtime_or_client.collect_garbage(dry_run=True) == runtime.collect_garbage(dry_run=True)
-    mine = connect(site.url, site.token_of("ada"))
+    mine = connect(site.url, site.api_key_of("ada"))
     for forbidden in (mine.verify, mine.collect_garbage):
         with pytest.raises(NotAllowed):
             forbidden()
@@ -780,7 +785,7 @@ def test_a_user_is_erased_by_the_administrator_or_by_the_user_only(
     would = runtime_or_client.forget_user("ada", dry_run=True)
     assert (would.signals, would.dry_run) == (ada.summary().signals, True)
     runtime.user("bob").chat("hello")
-    others = connect(site.url, site.token_of("bob"))
+    others = connect(site.url, site.api_key_of("bob"))
     with pytest.raises(NotAllowed):
         others.forget_user("ada")
     assert runtime_or_client.forget_user("ada").signals == would.signals
@@ -793,7 +798,7 @@ def test_a_user_is_erased_by_the_administrator_or_by_the_user_only(
     assert runtime.users() == ()
 
 
-def test_a_served_stack_is_downloaded_by_digest_by_the_administrator_only(
+def test_a_published_stack_is_downloaded_by_digest_by_the_administrator_only(
     runtime_or_client: Any, ada: Any, runtime: Runtime, site: LocalServer
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
@@ -813,7 +818,7 @@ def test_a_served_stack_is_downloaded_by_digest_by_the_administrator_only(
             with pytest.raises(NotFound):
                 runtime_or_client.read_published_file(digest, name)
         with pytest.raises(NotAllowed):
-            connect(site.url, site.token_of("ada")).read_published_file(
+            connect(site.url, site.api_key_of("ada")).read_published_file(
                 stack.digest, "adapter_config.json"
             )
     with pytest.raises(NotFound):
@@ -1064,10 +1069,10 @@ def test_a_learn_outlives_a_connection_that_breaks_for_a_moment(
     assert report.revision == ada.revisions()[0].id
 
 
-def test_an_unknown_or_foreign_token_is_refused(site: LocalServer) -> None:
+def test_an_unknown_or_foreign_api_key_is_refused(site: LocalServer) -> None:
     with pytest.raises(NotAllowed):
         connect(site.url, "pp_nobody").user("ada")
-    ada = connect(site.url, site.token_of("ada"))
+    ada = connect(site.url, site.api_key_of("ada"))
     assert ada.user("ada").summary().id == "ada"
     with pytest.raises(NotAllowed):
         ada.user("bob")
@@ -1109,3 +1114,21 @@ def test_the_client_loads_neither_flask_nor_a_model() -> None:
     ).stdout.split()
     assert not {"flask", "werkzeug", "torch", "transformers"} & set(loaded)
     assert personalpeft.__name__ in loaded
+
+
+def test_client_reads_the_codes_of_an_earlier_server() -> None:
+    trigger = {"key": "style@1", "kind": "stack below changed", "layer": "style"}
+    pending = from_json(Pending, {"user": "ada", "news": [], "triggers": [trigger]})
+    assert [each.kind for each in pending.triggers] == [TriggerKind.STACK_BELOW_CHANGED]
+    assert [from_json(Placement, each) for each in ("profile", "prompt", "kept")] == [
+        Placement.RULE,
+        Placement.RULE,
+        Placement.UNUSED,
+    ]
+    outcome = from_json(ReproductionOutcome, "inputs missing")
+    assert outcome is ReproductionOutcome.INPUTS_MISSING
+
+
+def test_old_names_of_a_users_methods_lead_to_methods_of_the_client() -> None:
+    for old, new in former_names(RemoteUser).items():
+        assert callable(getattr(RemoteUser, new)), old

@@ -1,4 +1,4 @@
-"""A server keeps a body only with a valid token, a large one only on a file route, and bounds them."""
+"""A server keeps a body only with a valid API key, a large one only on a file route, and bounds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from personalpeft import Runtime
 from personalpeft.types import Demonstration
 from personalpeft_app.client import NotAllowed, connect
 from personalpeft_app.http import security, validation
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 
 MIB = 2**20
 CHAT = "/v1/chat/completions"
@@ -73,7 +73,7 @@ def _some(on: socket.socket, most: int) -> bytes:
     return some
 
 
-def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: LocalServer) -> None:
+def test_a_large_body_without_an_api_key_is_refused_before_it_is_sent(site: LocalServer) -> None:
     for path in (CHAT, IMPORT):
         for announced in (f"Content-Length: {200 * MIB}", "Transfer-Encoding: chunked"):
             with connected(site) as caller:
@@ -85,7 +85,7 @@ def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: LocalSe
                 assert not caller.recv(100)
 
 
-def test_a_body_without_a_token_is_not_kept_and_its_sender_reads_the_refusal(
+def test_a_body_without_an_api_key_is_not_kept_and_its_sender_reads_the_refusal(
     site: LocalServer,
 ) -> None:
     size = 3 * MIB
@@ -110,7 +110,7 @@ def _deleted_files() -> int:
 def test_a_large_body_is_accepted_by_file_routes_from_authorized_users_only(
     site: LocalServer,
 ) -> None:
-    ada, size = site.token_of("ada"), validation.LARGEST + 1
+    ada, size = site.api_key_of("ada"), validation.LARGEST + 1
     for path, secret, announced, status in (
         (CHAT, site.secret, size, 413),
         ("/api/v1/nothing", site.secret, size, 413),
@@ -134,13 +134,13 @@ def test_a_large_body_is_accepted_by_file_routes_from_authorized_users_only(
             assert answer(caller)[0] in (400, 422), path
 
 
-def test_a_plugins_view_may_take_a_large_body_from_any_token(runtime: Runtime) -> None:
+def test_a_plugins_view_may_take_a_large_body_from_any_api_key(runtime: Runtime) -> None:
     routes = Blueprint("plugin", __name__)
     view = security.for_large_bodies(lambda: str(len(request.get_data())))
     routes.add_url_rule("/plugin", "large", view, methods=["POST"])
     body = b"x" * (validation.LARGEST + 1)
     with serve_locally(runtime, more=[routes]) as site, connected(site) as caller:
-        begin(site, caller, "/plugin", site.token_of("ada"), f"Content-Length: {len(body)}")
+        begin(site, caller, "/plugin", site.api_key_of("ada"), f"Content-Length: {len(body)}")
         caller.sendall(body)
         status, text = answer(caller)
     assert status == 200
@@ -207,7 +207,7 @@ def test_clients_that_trickle_leave_threads_for_others(site: LocalServer, kind: 
         assert time.monotonic() - begun < 8
 
 
-def test_request_bodies_are_bounded_in_total_and_one_token_gets_half(
+def test_request_bodies_are_bounded_in_total_and_one_api_key_gets_half(
     runtime: Runtime, site: LocalServer
 ) -> None:
     first, second, third = (runtime.api_keys.create(None)[1] for _ in range(3))
@@ -265,7 +265,7 @@ def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(
     file = ada.export(tmp_path / "ada.personal").path
     assert file.stat().st_size > validation.LARGEST
     assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 125
-    for secret in ("pp_wrong", site.token_of("ada")):
+    for secret in ("pp_wrong", site.api_key_of("ada")):
         with pytest.raises(NotAllowed):
             connect(site.url, secret).import_user(file, as_user="cy")
     assert [each.id for each in site.runtime.users()] == ["ada", "bob"]

@@ -27,7 +27,7 @@ def test_llm_prompts_a_users_model_with_and_without_streaming(
     }
     # JSON is valid YAML.
     (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))
-    (folder / "keys.json").write_text(json.dumps({"personalpeft": site.token_of("ada")}))
+    (folder / "keys.json").write_text(json.dumps({"personalpeft": site.api_key_of("ada")}))
     environment = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
 
     def llm(*args: str) -> str:

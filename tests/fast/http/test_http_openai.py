@@ -282,7 +282,7 @@ def test_an_unknown_model_is_model_not_found(site: LocalServer) -> None:
     site.runtime.user("bob")
     errors = {}
     with openai.OpenAI(
-        base_url=f"{site.url}/v1", api_key=site.token_of("ada"), max_retries=0
+        base_url=f"{site.url}/v1", api_key=site.api_key_of("ada"), max_retries=0
     ) as ada:
         for model in ("nobody", "ada@style@0123456789ab", "NOT AN ID", "bob@", "bob"):
             with pytest.raises(openai.NotFoundError) as refused:
@@ -307,7 +307,7 @@ def test_embeddings_come_in_both_encodings(site: LocalServer, client: openai.Ope
         client.embeddings.create(model="ada", input=texts)
 
 
-def test_a_wrong_token_is_an_authentication_error(site: LocalServer) -> None:
+def test_a_wrong_api_key_is_an_authentication_error(site: LocalServer) -> None:
     with (
         openai.OpenAI(base_url=f"{site.url}/v1", api_key="wrong", max_retries=0) as anonymous,
         pytest.raises(openai.AuthenticationError),

@@ -52,7 +52,7 @@ def app(runtime: Runtime) -> Flask:
     return make_app(runtime, more=[_probe()])
 
 
-def test_every_route_but_healthz_needs_a_token(app: Flask, admin: Caller) -> None:
+def test_every_route_but_healthz_needs_an_api_key(app: Flask, admin: Caller) -> None:
     anonymous = replace(admin, secret=None)
     for rule in app.url_map.iter_rules():
         path = rule.rule.replace("<user>", "ada")
@@ -65,7 +65,7 @@ def test_every_route_but_healthz_needs_a_token(app: Flask, admin: Caller) -> Non
     assert replace(admin, secret="pp_wrong").get("/probe").status_code == 401
 
 
-def test_a_token_is_accepted_in_either_header(admin: Caller) -> None:
+def test_an_api_key_is_accepted_in_either_header(admin: Caller) -> None:
     assert admin.get("/probe").status_code == 200
     assert (
         replace(admin, secret=None).get("/probe", headers={"X-Api-Key": admin.secret}).status_code
@@ -73,7 +73,7 @@ def test_a_token_is_accepted_in_either_header(admin: Caller) -> None:
     )
 
 
-def test_a_users_token_is_valid_for_that_user_only(ada: Caller, admin: Caller) -> None:
+def test_a_users_api_key_is_valid_for_that_user_only(ada: Caller, admin: Caller) -> None:
     assert ada.get("/probe/ada").json == {"user": "ada", "caller": "ada"}
     # Whether user bob exists or not.
     assert ada.get("/probe/bob").status_code == 403
@@ -82,13 +82,13 @@ def test_a_users_token_is_valid_for_that_user_only(ada: Caller, admin: Caller) -
     assert admin.get("/probe/BOB").status_code == 400
 
 
-def test_a_revoked_token_is_refused_from_the_next_request(runtime: Runtime, ada: Caller) -> None:
+def test_a_revoked_api_key_is_refused_from_the_next_request(runtime: Runtime, ada: Caller) -> None:
     assert ada.get("/probe/ada").status_code == 200
-    (token,) = runtime.api_keys.list_keys()
-    runtime.api_keys.revoke(token.id[:4])
+    (key,) = runtime.api_keys.list_keys()
+    runtime.api_keys.revoke(key.id[:4])
     assert ada.get("/probe/ada").status_code == 401
     with pytest.raises(NotFound):
-        runtime.api_keys.revoke(token.id)
+        runtime.api_keys.revoke(key.id)
 
 
 def test_a_foreign_host_header_is_refused(runtime: Runtime, admin: Caller) -> None:
@@ -246,18 +246,18 @@ def test_the_access_log_holds_no_user_and_no_content(
 
 
 def test_secret_files_are_readable_by_their_owner_only(runtime: Runtime) -> None:
-    tokens = runtime.api_keys
-    assert tokens.ensure_admin_key()
-    assert not tokens.ensure_admin_key()
-    tokens.create("ada")
-    for path in (tokens.admin_key_file, tokens.admin_key_file.with_name("tokens.json")):
+    keys = runtime.api_keys
+    assert keys.ensure_admin_key()
+    assert not keys.ensure_admin_key()
+    keys.create("ada")
+    for path in (keys.admin_key_file, keys.admin_key_file.with_name("tokens.json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    secret = tokens.create(None)[1]
-    assert secret not in tokens.admin_key_file.with_name("tokens.json").read_text()
-    assert tokens.authenticate(secret) is not None
-    tokens.admin_key_file.chmod(0o644)
+    secret = keys.create(None)[1]
+    assert secret not in keys.admin_key_file.with_name("tokens.json").read_text()
+    assert keys.authenticate(secret) is not None
+    keys.admin_key_file.chmod(0o644)
     with pytest.raises(HomeError):
-        tokens.authenticate(secret)
+        keys.authenticate(secret)
 
 
 def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
@@ -274,10 +274,10 @@ def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
         assert holder.user == "bob"
 
 
-def test_created_and_revoked_tokens_are_durable_on_return(
+def test_created_and_revoked_api_keys_are_durable_on_return(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, home = runtime.api_keys, runtime.settings.home
+    keys, home = runtime.api_keys, runtime.settings.home
     on_disk: list[str] = []
     fsync = os.fsync
 
@@ -288,17 +288,17 @@ def test_created_and_revoked_tokens_are_durable_on_return(
             on_disk.append(
                 "".join(
                     path.read_text()
-                    for path in (tokens.admin_key_file, home / "tokens.json")
+                    for path in (keys.admin_key_file, home / "tokens.json")
                     if path.exists()
                 )
             )
 
     monkeypatch.setattr(os, "fsync", record)
-    tokens.ensure_admin_key()
-    assert tokens.admin_key_file.read_text() in on_disk[-1]
-    made, _ = tokens.create("ada")
+    keys.ensure_admin_key()
+    assert keys.admin_key_file.read_text() in on_disk[-1]
+    made, _ = keys.create("ada")
     assert made.id in on_disk[-1]
-    tokens.revoke(made.id)
+    keys.revoke(made.id)
     assert made.id not in on_disk[-1]
 
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import personalpeft
 from personalpeft import Cancelled, NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.concurrency import ConcurrencyLimiter, Quota
 from personalpeft_app.http.server import make_app
 from personalpeft_app.http.wsgi_server import Server
@@ -99,8 +99,8 @@ def test_a_user_who_takes_all_allowed_places_leaves_one_to_others(
     SlowSteps(monkeypatch, 0.2)
     with serve_locally(runtime) as site:
         runtime.user("bo")
-        another, ada = (f"Bearer {site.token_of(user)}" for user in ("bo", "ada"))
-        with streams(replace(site, secret=site.token_of("bo")), 3, model="bo"):
+        another, ada = (f"Bearer {site.api_key_of(user)}" for user in ("bo", "ada"))
+        with streams(replace(site, secret=site.api_key_of("bo")), 3, model="bo"):
             refused = ask(site, "/v1/chat/completions", chat(model="bo"), Authorization=another)
             answered = ask(site, "/v1/chat/completions", chat(), Authorization=ada)
             assert (refused.status, answered.status) == (429, 200)
@@ -245,7 +245,7 @@ def test_a_stop_ends_jobs_first_so_that_their_readers_delay_nothing(
         assert time.monotonic() - stopped < 5
 
 
-def test_event_streams_leave_capacity_and_are_limited_per_token(
+def test_event_streams_leave_capacity_and_are_limited_per_api_key(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def until_stopped(
@@ -275,7 +275,7 @@ def test_event_streams_leave_capacity_and_are_limited_per_token(
         refused = follow(secrets[0])
         assert refused.status == 429
         assert int(refused.headers["Retry-After"]) >= 1
-        # All tokens together use fewer than the limit.
+        # All API keys together use fewer than the limit.
         assert [follow(secret).status for secret in secrets[1:]] == [200, 429, 429]
         # Its capacity is free once the last byte of the response was sent.
         wait_for(
@@ -312,7 +312,7 @@ def test_metrics_have_vllms_names_and_no_user(runtime: Runtime) -> None:
         }
         assert labels == {"le", "version"}
         assert "ada" not in text.replace("adapter", "")
-        assert ask(site, "/metrics", Authorization=f"Bearer {site.token_of('ada')}").status == 403
+        assert ask(site, "/metrics", Authorization=f"Bearer {site.api_key_of('ada')}").status == 403
 
 
 def test_a_taken_port_is_an_error(runtime: Runtime) -> None:
@@ -345,7 +345,7 @@ def test_abandoned_context_that_is_collected_while_another_is_counted_frees_its_
     quota = Quota(2, 2, "full")
 
     class Collecting(str):
-        """A token at whose look-up the garbage is collected."""
+        """An API key at whose look-up the garbage is collected."""
 
         __slots__ = ()
 

@@ -26,7 +26,7 @@ from runtime_makers import correct, open_runtime
 
 from personalpeft import PersonalPeftError, Runtime, file_system
 from personalpeft_app.cli import cli
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.server import make_app
 
 WORDS = "Biscuit-the-dog-9172"

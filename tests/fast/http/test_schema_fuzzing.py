@@ -38,8 +38,8 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.base_models.types import Base
 from personalpeft_app.http import security
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.api_v1.operations import OPERATIONS, PREFIX, Operation
-from personalpeft_app.http.api_v1.routes import ApiV1
 from personalpeft_app.http.server import make_app
 from personalpeft_app.web import page
 from personalpeft_app.web.sign_in import SignInCodes

@@ -18,7 +18,7 @@ from runtime_makers import quick_card
 import personalpeft
 from personalpeft import Runtime, Serving
 from personalpeft.adapters.formats.peft import export_peft
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.server import make_app
 
 USERS = ("ada", "bo", "cy", "di")

@@ -261,7 +261,7 @@ def test_liked_reply_is_a_lesson_with_less_weight_than_written_text() -> None:
     assert liked.lesson.weight < written.lesson.weight
 
 
-def test_single_dislike_and_liked_empty_reply_are_kept_with_a_reason() -> None:
+def test_single_dislike_and_liked_empty_reply_are_unused_with_a_reason() -> None:
     down, silence = assign([rating(1, -1), rating(2, 1, on="turn_3")], turn)
     assert (down.place, silence.place) == ("unused", "unused")
     assert down.reason.code is ReasonCode.TOO_FEW_THUMBS
@@ -279,15 +279,15 @@ def test_demonstration_belongs_to_the_style_or_to_its_skill() -> None:
     ]
 
 
-def test_comments_belong_to_the_profile_and_facts_to_memory() -> None:
+def test_comment_is_a_rule_and_fact_belongs_to_memory() -> None:
     signals = [
         signal(1, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(2, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
     ]
-    assert [r.place for r in assign(signals, turn)] == ["prompt", "memory"]
+    assert [r.place for r in assign(signals, turn)] == ["rule", "memory"]
 
 
-def test_app_demonstration_is_kept_and_supersedes_nothing() -> None:
+def test_app_demonstration_is_unused_and_supersedes_nothing() -> None:
     by_user, theirs = assign(
         [demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn
     )
@@ -342,7 +342,7 @@ def test_reward_is_a_rating_weighted_by_its_value() -> None:
 
 
 @pytest.mark.parametrize("value", [-0.4, 0.0, 0.4])
-def test_small_reward_is_kept(value: float) -> None:
+def test_small_reward_is_unused(value: float) -> None:
     kept = only(assign([reward(1, value)], turn))
     assert (kept.place, kept.lesson) == ("unused", None)
     assert kept.reason == reason(ReasonCode.UNCLEAR_REWARD, limit=0.5)
@@ -367,7 +367,7 @@ def test_only_the_users_own_rewards_are_trained() -> None:
     assert only(assign([judged], turn)).place == "unused"
 
 
-def test_signal_without_its_required_turn_is_kept() -> None:
+def test_signal_without_its_required_turn_is_unused() -> None:
     assert only(assign([signal(1, SignalKind.EDIT, {"text": "x"}, None)], turn)).place == "unused"
 
 
@@ -451,7 +451,7 @@ def test_ledger_page_documents_the_policy_of_the_code() -> None:
         "fact": only(assign([signal(8, SignalKind.FACT, {"text": "A dog."}, None)], turn)),
         "implicit feedback": only(assign([rating(9, 1, source="app")], turn)),
     }
-    places = {"prompt": "the prompt", "memory": "memory", "unused": "unused"}
+    places = {"rule": "the prompt", "memory": "memory", "unused": "unused"}
     for name, assignment in cases.items():
         place, weight = table[name]
         assert place.startswith(places.get(assignment.place, "`style`")), name

@@ -97,7 +97,9 @@ def test_lesson_that_was_trained_on_and_is_given_again_never_judges(
         assert ada.revisions()[-1].signals[again] == "trained"
 
 
-def test_probe_of_a_fact_is_not_taught_by_another_fact_with_its_questions(tmp_path: Path) -> None:
+def test_test_question_of_a_fact_is_not_taught_by_another_fact_with_its_questions(
+    tmp_path: Path,
+) -> None:
     text, questions = (
         "My dog is called Biscuit.",
         ["Dog?", "Its name?", "Dog's name?", "Who barks?"],

@@ -1,4 +1,4 @@
-"""A learn in another home gives what a learn at home gives, and is published once or dropped."""
+"""A learn in another home gives what a learn at home gives, and is recorded once or dropped."""
 
 from __future__ import annotations
 
@@ -145,6 +145,17 @@ def test_a_cancelled_learn_leaves_nothing_behind_and_says_so(node: Runtime, ada:
     assert ada.learn().live
 
 
+def test_the_capacity_in_the_result_of_an_earlier_version_is_read(node: Runtime, ada: User) -> None:
+    def use_old_name(members: dict[str, bytes]) -> None:
+        index = json.loads(members["result.json"])
+        del index["report"]["capacity"]
+        room = {"parameters": 9, "tokens": 3, "most": 8, "advised": 4}
+        set_index(report={**index["report"], "room": room})(members)
+
+    report = ada.apply_learn(rewritten(learn_there(node, ada), use_old_name))
+    assert report.capacity["max_tokens"] == 8
+
+
 def test_users_learn_together_elsewhere(runtime: Runtime, node: Runtime) -> None:
     users = [runtime.user(name) for name in ("ada", "bo", "silent")]
     for user in users[:2]:
@@ -159,7 +170,7 @@ def test_users_learn_together_elsewhere(runtime: Runtime, node: Runtime) -> None
     assert users[2].reports() == ()
 
 
-def test_a_result_is_published_once(runtime: Runtime, node: Runtime, ada: User) -> None:
+def test_a_result_is_recorded_once(runtime: Runtime, node: Runtime, ada: User) -> None:
     correct(ada)
     result = learn_there(node, ada)
     assert ada.apply_learn(result).live

@@ -182,7 +182,7 @@ def _break_saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(patch, type(runtime._services.store), "save_checkpoint", lambda user, *more: user)
 
 
-def _break_publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+def _break_promotion(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
         patch,
         type(runtime._services.store.catalog),
@@ -223,7 +223,7 @@ def learned_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | N
         _corrupt_row,
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in (_break_evaluation, _break_planning, _break_saving, _break_publishing)
+            for each in (_break_evaluation, _break_planning, _break_saving, _break_promotion)
         ),
     ],
 )

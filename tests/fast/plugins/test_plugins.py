@@ -240,6 +240,8 @@ def test_an_http_extension_gets_the_runtime_and_the_server(declare: Declare) -> 
     host = HttpHost(str, str, str, str)
     made = Plugins().http_extension("routes", "the runtime", host)
     assert made.blueprint == ("the runtime", host)
+    with pytest.warns(DeprecationWarning, match="api_key_id"):
+        assert host.token is host.api_key_id  # type: ignore[attr-defined]
     with pytest.raises(NotFound, match="no HTTP extension"):
         Plugins().http_extension("routed", None, host)
     for name in ("broken", "wrong"):

@@ -36,7 +36,7 @@ GIVE: dict[SignalKind, Callable[..., str]] = {
         f"My pet {n} is Rex {n}.", questions=[f"Who is my pet {n}?"], answer=f"Rex {n}", **k
     ),
 }
-PLACES = {SignalKind.COMMENT: Placement.PROMPT, SignalKind.FACT: Placement.MEMORY}
+PLACES = {SignalKind.COMMENT: Placement.RULE, SignalKind.FACT: Placement.MEMORY}
 
 
 def statuses(user: User) -> dict[str, SignalStatus]:
@@ -167,8 +167,8 @@ def test_implicit_feedback_never_counts_against_a_user_signal_without_consent(
         ada = runtime.user("ada")
         reply = ask(ada)
         ada.feedback(reply, rating=-1, train=False)
-        seen = ada.record_implicit_feedback(reply, "copied")
-        assert statuses(ada)[str(seen)].place is Placement.UNUSED
+        copied = ada.record_implicit_feedback(reply, "copied")
+        assert statuses(ada)[str(copied)].place is Placement.UNUSED
 
 
 def test_choice_between_revisions_follows_the_setting_of_runtime_and_user(home: Path) -> None:

@@ -18,7 +18,7 @@ from runtime_makers import ask, correct, greedy, open_runtime
 import personalpeft
 from personalpeft import Busy, HomeError, InvalidInput
 from personalpeft.store import database
-from personalpeft.store.keys import ENCRYPTION
+from personalpeft.store.home_keys import ENCRYPTION
 
 pytest.importorskip("sqlcipher3")
 pytest.importorskip("cryptography")

@@ -197,10 +197,11 @@ def test_deprecated_name_works_for_one_release_and_warns(tmp_path: Path) -> None
             ):
                 learn(memory=-1)
         with (
-            pytest.warns(DeprecationWarning, match="scratch"),
+            pytest.warns(DeprecationWarning, match="scratch") as warned,
             pytest.raises(personalpeft.NothingToLearn),
         ):
             ada.learn(start="nothing")
+        assert [each.filename for each in warned] == [__file__]
 
 
 def test_deprecated_option_of_open_works_for_one_release_and_warns(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_each_revision_comes_out_equal_in_a_home_that_cannot_be_written(home: Pa
         assert report.outcome is ReproductionOutcome.EQUAL, str(report)
         assert report.equal
         assert report.same_inputs
-        assert report.rebuilt == report.digest
+        assert report.reproduced == report.digest
         assert report.recorded == report.here
         assert report.as_json()["equal"] is True
         assert "EQUAL" in str(report)
@@ -155,7 +155,7 @@ def test_inputs_of_a_memory_name_facts_that_are_only_looked_up(tmp_path: Path) -
 
 
 @pytest.mark.exhaustive
-def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> None:
+def test_imported_revision_cannot_be_reproduced(fake_ada: User, tmp_path: Path) -> None:
     correct(fake_ada, 5)
     fake_ada.learn()
     fake_ada.export_peft(tmp_path / "peft")
@@ -163,7 +163,7 @@ def test_imported_revision_cannot_be_rebuilt(fake_ada: User, tmp_path: Path) -> 
     report = fake_ada.reproduce(imported.id)
     assert report.outcome is ReproductionOutcome.IMPORTED
     assert not report.equal
-    assert report.rebuilt is None
+    assert report.reproduced is None
 
 
 def test_what_training_was_withdrawn_from_is_not_trained_on_again(fake_ada: User) -> None:
@@ -321,7 +321,7 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
 
 
 @pytest.mark.exhaustive
-def test_user_who_learns_keeps_others_from_rebuilding_it(home: Path) -> None:
+def test_user_who_learns_keeps_others_from_reproducing_it(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)

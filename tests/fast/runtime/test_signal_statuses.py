@@ -53,7 +53,7 @@ def test_status_names_the_use_of_a_signal_and_the_revision_that_learned_it(
     assert [
         (statuses[s].place, statuses[s].use_code, statuses[s].revision) for s in (rule, fact, down)
     ] == [
-        ("prompt", SignalUse.IN_PROMPT, None),
+        ("rule", SignalUse.IN_PROMPT, None),
         ("memory", SignalUse.IN_PROMPT, None),
         ("unused", SignalUse.UNUSED, None),
     ]
@@ -127,7 +127,7 @@ def test_later_edit_of_a_request_supersedes_the_older_and_stays_held_out(
 def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> None:
     reply = ask(ada)
     with home_unchanged(home):
-        assert [ada.record_implicit_feedback(reply, seen) for seen in IMPLICIT_RATINGS] == [
+        assert [ada.record_implicit_feedback(reply, event) for event in IMPLICIT_RATINGS] == [
             None
         ] * 4
         with pytest.raises(InvalidInput):
@@ -138,24 +138,27 @@ def test_implicit_feedback_is_refused_unless_enabled(ada: User, home: Path) -> N
         pass
 
 
-def test_implicit_feedback_is_kept_with_its_action_and_not_trained_by_default(
+def test_implicit_feedback_is_recorded_with_its_event_and_not_trained_by_default(
     home: Path,
 ) -> None:
     with open_runtime(home, implicit_feedback="kept") as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         kept = {
-            ada.record_implicit_feedback(ask(ada, f"{seen} {n}"), seen): seen
-            for seen in IMPLICIT_RATINGS
+            ada.record_implicit_feedback(ask(ada, f"{event} {n}"), event): event
+            for event in IMPLICIT_RATINGS
             for n in range(4)
         }
         ada.learn()
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
-        for signal, seen in kept.items():
+        for signal, event in kept.items():
             assert signal is not None
             assert (statuses[signal].place, statuses[signal].use) == ("unused", "recorded only")
             assert statuses[signal].signal.source == "app"
-            assert statuses[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
+            assert statuses[signal].signal.payload == {
+                "value": IMPLICIT_RATINGS[event],
+                "how": event,
+            }
         assert not trained_on(ada) & set(kept)
 
 
@@ -186,12 +189,6 @@ def test_each_process_on_a_home_reports_the_same_use_of_implicit_feedback(home: 
         correct(ada, 4, first=20)
         report = ada.learn()
         assert ada._services.store.catalog.revision("ada", str(report.revision)).parent is not None
-
-
-def test_source_user_is_the_user(ada: User) -> None:
-    ada.feedback(ask(ada, "a"), edit="Ahoy!", source="user")
-    (status,) = ada.signal_statuses()
-    assert (status.place, status.signal.source) == ("layer", "person")
 
 
 def test_feedback_of_another_source_keeps_its_name_and_is_not_trained(

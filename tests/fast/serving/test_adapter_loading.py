@@ -288,7 +288,7 @@ def test_a_preloaded_stack_is_resident_for_its_first_request(source: AdapterSour
         assert source.reads == digests(5)
 
 
-def test_a_revision_published_during_a_reply_serves_the_next_one(
+def test_a_revision_promoted_during_a_reply_serves_the_next_one(
     source: AdapterSource,
 ) -> None:
     with engine_on(read=source) as engine:
@@ -298,15 +298,15 @@ def test_a_revision_published_during_a_reply_serves_the_next_one(
         old = engine.stream([request((1,))])
         stepped.go()
         received = next(old).text
-        publishing = threading.Thread(
+        promoting = threading.Thread(
             target=preload,
             args=(engine, stack(2)),
             daemon=True,
         )
-        publishing.start()
+        promoting.start()
         new = ask(engine, request((2,)))
         stepped.run()
-        publishing.join(PATIENCE)
+        promoting.join(PATIENCE)
         assert received + "".join(piece.text for piece in old) == before
         assert new.text == after
         # After a rollback nothing is read.

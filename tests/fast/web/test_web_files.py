@@ -41,7 +41,7 @@ def anonymous(app: Flask) -> Caller:
     return Caller(app, None)
 
 
-def test_the_page_needs_no_token_and_every_user_route_does(
+def test_the_page_needs_no_api_key_and_every_user_route_does(
     app: Flask, anonymous: Caller, folder: str
 ) -> None:
     assert anonymous.get("/").status_code == 200

@@ -1,4 +1,4 @@
-"""User and model text is never markup, tokens stay private, and drafts survive errors."""
+"""User and model text is never markup, API keys stay private, and drafts survive errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_direction_mark_affects_only_its_own_text(site: Site, visit: Visit) ->
 
 
 @pytest.mark.exhaustive
-def test_the_link_signs_in_and_its_token_leaves_the_address(site: Site, visit: Visit) -> None:
+def test_the_link_signs_in_and_its_api_key_leaves_the_address(site: Site, visit: Visit) -> None:
     page = visit.open()
     assert site.secret not in page.url
     assert site.secret not in str(page.evaluate("history.length && location.href"))
@@ -98,16 +98,16 @@ def test_the_link_signs_in_and_its_token_leaves_the_address(site: Site, visit: V
 
 
 @pytest.mark.exhaustive
-def test_a_missing_token_is_requested_and_a_wrong_one_refused(site: Site, visit: Visit) -> None:
+def test_a_missing_api_key_is_requested_and_a_wrong_one_refused(site: Site, visit: Visit) -> None:
     page = visit.page
     page.goto(site.url)
     page.get_by_label("API key").fill("pp_wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("does not know")
-    page.get_by_label("API key").fill(site.token_of("bob"))
+    page.get_by_label("API key").fill(site.api_key_of("bob"))
     page.keyboard.press("Enter")
     expect(page.locator("#who")).to_have_text("bob")
-    # A user's token opens that user's model and offers no other.
+    # A user's API key opens that user's model and offers no other.
     expect(page.get_by_role("button", name="Switch user")).to_have_count(0)
 
 
@@ -173,17 +173,17 @@ def test_a_draft_survives_a_reload_and_a_refusal(
 
 
 @pytest.mark.exhaustive
-def test_an_expired_token_is_requested_again_over_the_unchanged_page(
+def test_an_expired_api_key_is_requested_again_over_the_unchanged_page(
     site: Site, visit: Visit
 ) -> None:
-    secret = site.token_of("bob")
+    secret = site.api_key_of("bob")
     page = visit.open(user="bob", secret=secret)
-    (token,) = site.runtime.api_keys.list_keys()
+    (key,) = site.runtime.api_keys.list_keys()
     page.get_by_label("Your question").fill("Are you there?")
-    site.runtime.api_keys.revoke(token.id)
+    site.runtime.api_keys.revoke(key.id)
     page.get_by_role("button", name="Ask", exact=True).click()
     dialog = page.get_by_role("dialog", name="Sign in again")
-    dialog.get_by_label("API key").fill(site.token_of("bob"))
+    dialog.get_by_label("API key").fill(site.api_key_of("bob"))
     dialog.get_by_role("button", name="Sign in").click()
     expect(page.get_by_label("Your question")).to_have_value("Are you there?")
     page.get_by_role("button", name="Ask", exact=True).click()
@@ -256,7 +256,7 @@ def test_a_link_asks_before_it_replaces_another_session(
     site: Site, visit: Visit, with_code: bool, running: bool
 ) -> None:
     def open_link() -> str:
-        secret = site.codes.issue("mallory") if with_code else site.token_of("mallory")
+        secret = site.codes.issue("mallory") if with_code else site.api_key_of("mallory")
         if not running:
             # After another page in between the tab keeps its session, and this page loads again.
             page.goto("about:blank")
@@ -266,7 +266,7 @@ def test_a_link_asks_before_it_replaces_another_session(
         assert secret not in page.url
         return secret
 
-    page = visit.open(secret=site.token_of("ada"))
+    page = visit.open(secret=site.api_key_of("ada"))
     page.get_by_label("Your question").fill("Half a thou")
     before = page.evaluate("({ ...sessionStorage })")
     refused = open_link()
@@ -289,7 +289,7 @@ def test_a_link_asks_before_it_replaces_another_session(
 
 @pytest.mark.exhaustive
 def test_an_unusable_link_keeps_the_session(site: Site, visit: Visit) -> None:
-    page = visit.open("Memory", secret=site.token_of("ada"))
+    page = visit.open("Memory", secret=site.api_key_of("ada"))
     before = page.evaluate("({ ...sessionStorage })")
     for secret in ("api_key=pp_wrong", "token=pp_wrong", "code=wrong"):
         page.goto(f"{site.url}/#{secret}")
@@ -304,7 +304,7 @@ def test_an_unusable_link_keeps_the_session(site: Site, visit: Visit) -> None:
 def test_a_link_of_the_same_user_asks_nothing_and_an_administrators_says_so(
     site: Site, visit: Visit
 ) -> None:
-    page = visit.open(secret=site.token_of("ada"))
+    page = visit.open(secret=site.api_key_of("ada"))
     # The page loads again where the link was followed.
     with page.expect_event("load"):
         page.goto(f"{site.url}/#code={site.codes.issue('ada')}")

@@ -15,7 +15,7 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidId
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.http.server import make_app
 from personalpeft_app.web import page
 from personalpeft_app.web.sign_in import SECONDS, SignInCodes
@@ -55,7 +55,7 @@ def test_a_code_gives_one_session_of_its_user_and_is_then_void(sign_in: SignInAp
     assert session.get("/api/v1/users").status_code == 403
     again = sign_in.redeem(code)
     assert again.status_code == 401
-    # The code itself is no token.
+    # The code itself is no API key.
     assert Caller(sign_in.app, code).get("/api/v1/whoami").status_code == 401
 
 

@@ -55,7 +55,7 @@ def test_pages_at_once_show_the_replies_of_a_user_alone(
             open_tab = windows.enter_context(new_window(browser, site))
             tabs += [(user, open_tab()) for user in users]
         for user, visit in tabs:
-            visit.open(user=user, secret=site.token_of(user))
+            visit.open(user=user, secret=site.api_key_of(user))
         steps = hold_steps(monkeypatch)
         for _, visit in tabs:
             _send(visit)

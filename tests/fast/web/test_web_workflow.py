@@ -310,7 +310,7 @@ def test_a_user_is_erased_only_after_the_name_was_typed(
     ada, bob = site.runtime.user("ada"), site.runtime.user("bob")
     for each in (ada, bob):
         each.feedback(each.chat("How do I boil an egg?"), comment="Answer in one sentence.")
-    page = visit.open("Memory", secret=None if is_admin else site.token_of("ada"))
+    page = visit.open("Memory", secret=None if is_admin else site.api_key_of("ada"))
     page.get_by_label("A fact about you").fill("a draft")
 
     def begin() -> Locator:

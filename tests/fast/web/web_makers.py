@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from benchmarks.page import BROWSERS
 from personalpeft import Runtime
-from personalpeft_app.http.api_v1.routes import ApiV1
+from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.web import page as web
 from personalpeft_app.web.sign_in import SignInCodes
 
@@ -48,7 +48,7 @@ class Site:
     secret: str
     codes: SignInCodes
 
-    def token_of(self, user: str) -> str:
+    def api_key_of(self, user: str) -> str:
         return self.runtime.api_keys.create(user)[1]
 
     def link(self, secret: str | None = None, user: str = "ada") -> str:

@@ -1,6 +1,6 @@
-"""``bench publish``: the effect of a publication on other users, and the hand-over time.
+"""``bench promote``: the effect of a promotion on other users, and the hand-over time.
 
-Stall: fifteen users are answered while a sixteenth's new revisions are published. They are stored
+Stall: fifteen users are answered while a sixteenth's new revisions are promoted. They are stored
 durably, become the head and are loaded into a slot. Gaps between two tokens are compared with an
 idle run. Hand-over: our way stores the packed file, makes it live, loads it into a running engine
 and generates a token. PEFT's way merges, saves the weights, loads them again in transformers and
@@ -32,15 +32,15 @@ from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
 
 _OTHERS = 15
-_PUBLICATIONS, PAUSE_SECONDS = 20, 0.25
+_PROMOTIONS, PAUSE_SECONDS = 20, 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class PublishBench:
+class PromoteBench:
     """The object that ``--json`` prints: medians, with their least and most in ``spread``.
 
-    ``milliseconds`` has the gaps between tokens, idle and during publications, the time of a
-    publication, and both hand-overs. ``published`` is the number of publications. ``sampled`` is
+    ``milliseconds`` has the gaps between tokens, idle and during promotions, the time of a
+    promotion, and both hand-overs. ``promotions`` is the number of them. ``sampled`` is
     with the card's sampling, and the others are greedy.
     """
 
@@ -51,13 +51,13 @@ class PublishBench:
     merged_vs_adapter_handoff: float
     milliseconds: dict[str, float]
     spread: dict[str, tuple[float, float]]
-    published: int
+    promotions: int
 
 
-def bench_publish(
+def bench_promote(
     base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> PublishBench:
-    """Measure idle and publishing runs alternately, then both hand-overs alternately.
+) -> PromoteBench:
+    """Measure idle and promoting runs alternately, then both hand-overs alternately.
 
     Raises:
         MissingPackage: PEFT is not installed.
@@ -75,14 +75,14 @@ def bench_publish(
             medians.setdefault(f"quiet{kind}_p50", []).append(percentile(gaps, 50) * 1000)
             return percentile(gaps, 99) * 1000
 
-        def publishing(sampling: Sampling, kind: str = "") -> float:
+        def promoting(sampling: Sampling, kind: str = "") -> float:
             gaps: list[tuple[float, float]] = []
-            publisher = _Publisher(loaded, seeds)
-            while not publisher.done:
+            promoter = _Promoter(loaded, seeds)
+            while not promoter.done:
                 gaps += _gaps(loaded, next(rounds), sampling)
-            taken.extend(end - begin for begin, end in publisher.spans)
-            met = [end - begin for begin, end in gaps if publisher.met(begin, end)]
-            medians.setdefault(f"publishing{kind}_p50", []).append(percentile(met, 50) * 1000)
+            taken.extend(end - begin for begin, end in promoter.spans)
+            met = [end - begin for begin, end in gaps if promoter.met(begin, end)]
+            medians.setdefault(f"promoting{kind}_p50", []).append(percentile(met, 50) * 1000)
             return percentile(met, 99) * 1000
 
         greedy, sampled = both_samplings(loaded.base.card, tokens).values()
@@ -91,9 +91,9 @@ def bench_publish(
         medians.clear()
         contestants: dict[str, Callable[[int], float]] = {
             "quiet_p99": lambda repetition: quiet(greedy),
-            "publishing_p99": lambda repetition: publishing(greedy),
+            "promoting_p99": lambda repetition: promoting(greedy),
             "quiet_sampled_p99": lambda repetition: quiet(sampled, "_sampled"),
-            "publishing_sampled_p99": lambda repetition: publishing(sampled, "_sampled"),
+            "promoting_sampled_p99": lambda repetition: promoting(sampled, "_sampled"),
         }
         figures = alternate(contestants, repetitions, echo)
         figures |= medians
@@ -114,25 +114,25 @@ def bench_publish(
 
 def _summary(
     base_name: str, repetitions: int, figures: dict[str, list[float]], taken: list[float]
-) -> PublishBench:
+) -> PromoteBench:
     times = {key: spread(values) for key, values in figures.items()}
-    times["publication"] = spread([each * 1000 for each in taken])
+    times["promotion"] = spread([each * 1000 for each in taken])
     compared = {
-        "stall_p99": ratio(figures["publishing_p99"], figures["quiet_p99"]),
-        "stall_sampled_p99": ratio(figures["publishing_sampled_p99"], figures["quiet_sampled_p99"]),
+        "stall_p99": ratio(figures["promoting_p99"], figures["quiet_p99"]),
+        "stall_sampled_p99": ratio(figures["promoting_sampled_p99"], figures["quiet_sampled_p99"]),
         "sampled_vs_greedy": ratio(figures["quiet_p50"], figures["quiet_sampled_p50"]),
     }
     handoff = ratio(figures["merged_handoff"], figures["adapter_handoff"])
     ratios: dict[str, Spread] = {**compared, "merged_vs_adapter_handoff": handoff}
-    return PublishBench(
-        bench="publish",
+    return PromoteBench(
+        bench="promote",
         base=base_name,
         repetitions=repetitions,
         ratios={key: each.median for key, each in compared.items()},
         merged_vs_adapter_handoff=handoff.median,
         milliseconds={key: each.median for key, each in times.items()},
         spread={key: (each.least, each.most) for key, each in {**times, **ratios}.items()},
-        published=len(taken),
+        promotions=len(taken),
     )
 
 
@@ -156,29 +156,27 @@ def _gaps(
             last[piece.index] = now
 
 
-class _Publisher:
-    """Publishes and loads revisions of one user in a thread that starts at once."""
+class _Promoter:
+    """Promotes and loads revisions of one user in a thread that starts at once."""
 
     def __init__(self, loaded: LoadedUsers, seeds: Iterator[int]) -> None:
-        # Made beforehand, since a learn makes them and not a publication.
-        self._builds = [
-            build(loaded.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)
-        ]
+        # Made beforehand, since a learn makes them and not a promotion.
+        self._builds = [build(loaded.base, name(_OTHERS), next(seeds)) for _ in range(_PROMOTIONS)]
         self._people = loaded
         self._failure: Exception | None = None
         self.spans: list[tuple[float, float]] = []
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="promoter", daemon=True)
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Return whether the last has been published, or raise the thread's error."""
+        """Return whether the last has been promoted, or raise the thread's error."""
         if self._failure is not None:
             raise self._failure
         return not self._thread.is_alive()
 
     def met(self, begin: float, end: float) -> bool:
-        """Return whether a publication ran at any moment between the two."""
+        """Return whether a promotion ran at any moment between the two."""
         return any(b < end and begin < e for b, e in self.spans)
 
     def _run(self) -> None:
@@ -186,7 +184,7 @@ class _Publisher:
             for new in self._builds:
                 time.sleep(PAUSE_SECONDS)
                 began = time.perf_counter()
-                self._people.publish(new)
+                self._people.promote(new)
                 with self._people.engine.pin(self._people.stack(_OTHERS)):
                     self.spans.append((began, time.perf_counter()))
         except Exception as error:  # noqa: BLE001 - raised again by the thread that asks
@@ -196,7 +194,7 @@ class _Publisher:
 def _adapter_handoff(loaded: LoadedUsers, seed: int, repetition: int) -> float:
     new = build(loaded.base, name(_OTHERS), seed)
     began = time.perf_counter()
-    loaded.publish(new)
+    loaded.promote(new)
     stack = loaded.stack(_OTHERS)
     request = Request(name(_OTHERS), question(_OTHERS, repetition), stack, Sampling(max_tokens=1))
     for _ in loaded.engine.stream([request]):
