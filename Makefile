@@ -38,15 +38,19 @@ TEST_FOLDERS = $(STRICT); MADE=; trap 'rm -rf $$MADE' EXIT; \
   if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 ] 2>/dev/null; then \
     export PYTEST_DEBUG_TEMPROOT=$$(mktemp -d /dev/shm/personalpeft-XXXXXX); MADE="$$MADE $$PYTEST_DEBUG_TEMPROOT"; fi
 # One thread in each of the processes that test side by side. Where a test needs more, those that wait do not spin: with spinning,
-# a test on llama.cpp took ten times as long beside others. A test on the real base has all processors to itself.
-SIDE_BY_SIDE = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests plugins -q -n $(WORKERS) --dist worksteal
+# a test on llama.cpp took ten times as long beside others.
+ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+SIDE_BY_SIDE = $(ONE_THREAD) $(BIN)/pytest tests plugins -q -n $(WORKERS) --dist worksteal
 ON_THE_REAL_BASE = $(BIN)/pytest tests/slow -q
 
+# A learn on the real base takes minutes of one processor, so it runs beside all else. Its output comes at the end.
 test: lint ## Check what is promised, in ten minutes
-	@$(TEST_FOLDERS); \
-	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (exhaustive or slow or vllm)"; \
-	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)"; \
-	echo "== all is well"
+	@$(TEST_FOLDERS); log=$$(mktemp); MADE="$$MADE $$log"; failed=; \
+	$(ONE_THREAD) $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)" > $$log 2>&1 & real=$$!; \
+	trap 'kill $$real 2>/dev/null || true; rm -rf $$MADE' EXIT; \
+	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (exhaustive or slow or vllm)" || failed=yes; \
+	echo "== pytest, on the real base"; wait $$real || failed=yes; cat $$log; \
+	[ -z "$$failed" ] || exit 1; echo "== all is well"
 
 test-all: lint vllm-env tinker-env ## Check everything, before a release: ten times the examples, every browser test, Ray, vLLM (hours)
 	@$(TEST_FOLDERS); export PERSONALPEFT_TINKER_PYTHONS="$${PERSONALPEFT_TINKER_PYTHONS:-$(TINKER_PYTHONS)}"; \

@@ -44,7 +44,8 @@ def test_make_has_the_targets(commands: list[list[str]]) -> None:
 def test_without_make_the_same_tests_run(commands: list[list[str]]) -> None:
     runs = [words[3:] for words in commands if words[:3] == ["python", "-m", "pytest"]]
     recipe = MAKEFILE.split("\ntest: ")[1].split("\ntest-all:")[0]
-    assert [words[words.index("-m") + 1] for words in runs] == re.findall(r'-m "(.+?)"', recipe)
+    marks = {words[words.index("-m") + 1] for words in runs}
+    assert marks == set(re.findall(r'-m "(.+?)"', recipe))
     for words in runs:
         for word in words:
             assert word.startswith("-") or "/" not in word or (ROOT / word).exists(), word

@@ -66,7 +66,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
         ada = runtime.user("ada")
         bare_logprobs = base_logprobs(runtime.training_backend())
         before = chats(ada)
-        bare = answers(runtime, ada.stack(), UNSEEN, 96)
+        bare = answers(runtime, ada.stack(), UNSEEN, 48)
         general = [question for question, _ in GENERAL]
         general_before = answers(runtime, ada.stack(), general, 48)
         # Together, which takes a fifth of the time and gives the same replies.
@@ -79,7 +79,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
         report = ada.learn()
         live = ada.stack()
         styled, general_after = (
-            answers(runtime, live, UNSEEN, 96),
+            answers(runtime, live, UNSEEN, 48),
             answers(runtime, live, general, 48),
         )
         yield LearnedStyle(
