@@ -56,7 +56,7 @@ from personalpeft_app.commands.maintenance import (
     encrypt,
     gc,
     path,
-    reproduce,
+    rebuild,
     restore,
     verify,
 )
@@ -163,7 +163,6 @@ class Cli(Group):
     ),
     renamed={
         "lessons": "signals",
-        "rebuild": "reproduce",
         "report": "activity",
         "token": "api-key",
         "weigh": "set-weight",
@@ -210,7 +209,7 @@ cli.add_section(
         doctor,
         verify,
         verify_certificate,
-        reproduce,
+        rebuild,
         backup,
         restore,
         encrypt,

@@ -34,7 +34,6 @@ certificate_option = click.option(
         "forget last --conversation --certificate erased.json",
         "forget skill.email --yes --json",
     ),
-    renamed={"--check-rebuild": "--reproduce"},
 )
 @click.argument("item")
 @click.option("--conversation", is_flag=True, help="The whole conversation that the turn is in.")
@@ -43,7 +42,8 @@ certificate_option = click.option(
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @certificate_option
 @click.option(
-    "--reproduce",
+    "--check-rebuild",
+    "reproduce",
     is_flag=True,
     help="For the certificate, build each live revision again and compare the bytes.",
 )
@@ -73,7 +73,7 @@ def forget(
     """
     _check_certificate(certificate, dry_run)
     if reproduce and certificate is None:
-        raise click.UsageError("--reproduce needs --certificate.")
+        raise click.UsageError("--check-rebuild needs --certificate.")
     with session.open_user(common, "read" if dry_run else "change") as user:
         if not (dry_run or yes):
             preview = user.forget(item, conversation=conversation, dry_run=True)

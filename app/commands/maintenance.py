@@ -85,13 +85,13 @@ def verify(common: GlobalOptions, repair: bool) -> None:
 
 
 @command(
-    "reproduce",
-    examples=("reproduce", "reproduce style@69c31c", "reproduce --all --json"),
+    "rebuild",
+    examples=("rebuild --check", "rebuild --check style@69c31c", "rebuild --check --all --json"),
 )
 @click.argument("revision", required=False)
-@click.option("--check", is_flag=True, hidden=True, expose_value=False)  # For old scripts.
+@click.option("--check", is_flag=True, help="Build anew, compare and change nothing. Required.")
 @click.option("--all", "all_users", is_flag=True, help="The live revisions of all users.")
-def reproduce(common: GlobalOptions, revision: str | None, all_users: bool) -> None:
+def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users: bool) -> None:
     """Build a revision again from its feedback, and compare the digests.
 
     REVISION is an id or its beginning.  [default: the live revision of each layer]
@@ -102,6 +102,8 @@ def reproduce(common: GlobalOptions, revision: str | None, all_users: bool) -> N
 
     The exit code is 0 if all are equal, else 8.
     """
+    if not check:
+        raise click.UsageError("Give --check. To build a layer anew: learn --from-scratch")
     if revision is not None and all_users:
         raise click.UsageError("REVISION and --all exclude each other.")
     with (

@@ -10,14 +10,14 @@ from app_makers import Shell
 
 def test_live_revisions_and_named_ones_are_built_again_and_compared(learned: Shell) -> None:
     before = learned.snapshot()
-    result = learned.run("reproduce", "--json")
+    result = learned.run("rebuild", "--check", "--json")
     assert result.exit_code == 0, result.output
     (report,) = json.loads(result.stdout)["revisions"]
     assert (report["outcome"], report["equal"]) == ("equal", True)
-    named = learned.run("reproduce", report["revision"][:12])
+    named = learned.run("rebuild", "--check", report["revision"][:12])
     assert named.exit_code == 0
     assert "EQUAL" in named.stdout
-    everyone = learned.run("reproduce", "--all")
+    everyone = learned.run("rebuild", "--check", "--all")
     assert everyone.stdout.startswith("ada · style@")
     assert learned.snapshot() == before
 
@@ -27,17 +27,18 @@ def test_revision_that_is_not_equal_is_an_exit_code_and_no_error(
 ) -> None:
     assert learned.run("export-peft", str(tmp_path / "peft")).exit_code == 0
     assert learned.run("import-peft", str(tmp_path / "peft"), "--layer", "skill.x").exit_code == 0
-    result = learned.run("reproduce")
+    result = learned.run("rebuild", "--check")
     assert result.exit_code == 8
     assert "imported" in result.stdout
     assert "EQUAL" in result.stdout
     assert "error:" not in result.stderr
 
 
-def test_reproduce_takes_one_choice(learned: Shell) -> None:
-    assert learned.run("reproduce", "style@1", "--all").exit_code == 2
-    assert learned.run("reproduce", "style@000000").exit_code == 3
-    assert learned.run("reproduce", "--user", "nobody").exit_code == 3
+def test_rebuild_needs_check_and_one_choice(learned: Shell) -> None:
+    assert learned.run("rebuild").exit_code == 2
+    assert learned.run("rebuild", "--check", "style@1", "--all").exit_code == 2
+    assert learned.run("rebuild", "--check", "style@000000").exit_code == 3
+    assert learned.run("rebuild", "--check", "--user", "nobody").exit_code == 3
 
 
 def test_verify_repairs_a_damaged_file_and_says_what_is_left(learned: Shell) -> None:
