@@ -51,7 +51,7 @@ def feedback(
             f"Exactly one kind of feedback is needed, got {len(given)}.",
             hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
         )
-    source = check_source(source)
+    check_source(source)
     turn = resolve_turn(services.store, user, reply)
     kind, payload = _parse(turn, *given[0])
     payload |= training_payload(services, user, train)
@@ -102,7 +102,7 @@ def teach_many(
     """Implement ``User.teach_many``, which documents the arguments."""
     if skill is not None:
         check_skill_name(skill)
-    source = check_source(source)
+    check_source(source)
     common = {"skill": skill, **training_payload(services, user, train)}
     payloads = [{**_parse_demonstration(each), **common} for each in demonstrations]
     return services.store.ledger.add_signals(
@@ -140,7 +140,7 @@ def remember(
     train: bool | None,
 ) -> str:
     """Implement ``User.remember``, which documents the arguments."""
-    source = check_source(source)
+    check_source(source)
     payload = {
         "text": check_item_text(text, what="fact"),
         **check_fact_questions(questions, answer),

@@ -208,7 +208,8 @@ def _check_kind(fields: _Fields) -> str:
         )
     if architecture not in _ARCHITECTURES:
         raise fields.fail(
-            f"must have an architecture of {', '.join(_ARCHITECTURES)}, got {architecture!a:.60}.",
+            f"must have one of the architectures {', '.join(_ARCHITECTURES)}, "
+            f"got {architecture!a:.60}.",
             _OTHER_FILE,
         )
     if metadata.get(f"{architecture}.expert_count"):
