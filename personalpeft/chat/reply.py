@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from personalpeft.backends.sequence import OutputChunk
@@ -114,18 +114,15 @@ class Stream(Iterator[str]):
         tool_format: ToolFormat = ToolFormat.HERMES,
     ) -> None:
         self._outputs = outputs
-        self._on_chunk = on_chunk
         self._lock = threading.RLock()
         self.stack = stack
         self.prompt_tokens = prompt_tokens
-        self._record = record
-        self._decode = decode
-        self._tool_format = tool_format
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._reply: Reply | None = None
-        self._forgotten: Forgotten | None = None
-        self._text = self._run()
+        self._progress = _Progress(
+            outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format
+        )
+        # It holds no reference to the stream. In a cycle a stream that its reader left would wait
+        # for the garbage collector, which may record the turn inside another thread's transaction.
+        self._text = self._progress.run()
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +147,7 @@ class Stream(Iterator[str]):
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         """Log-probs of the tokens so far, if requested."""
-        return tuple(self._logprobs)
+        return tuple(self._progress.logprobs)
 
     def close(self) -> None:
         """Stop generating and record what came.
@@ -170,34 +167,52 @@ class Stream(Iterator[str]):
 
         Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
         """
-        if self._forgotten is not None:
-            raise self._forgotten
-        if self._reply is None:
+        if self._progress.forgotten is not None:
+            raise self._progress.forgotten
+        if self._progress.reply is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
-        return self._reply
+        return self._progress.reply
 
-    def _run(self) -> Generator[str, None, None]:
+
+@dataclass(slots=True)
+class _Progress:
+    """What came of a reply so far. The arguments are those of ``Stream``."""
+
+    outputs: OutputStream
+    stack: Stack
+    prompt_tokens: int
+    record: Callable[[Reply], Reply]
+    on_chunk: Callable[[], None]
+    decode: Callable[[Sequence[int]], str] | None
+    tool_format: ToolFormat
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reply: Reply | None = None
+    forgotten: Forgotten | None = None
+
+    def run(self) -> Generator[str, None, None]:
+        """Yield the pieces of text, and record the reply at the end, also at an early one."""
         text: list[str] = []
         generated = 0
         started = False
         finish: FinishReason = "cancelled"
         stop = ""
         try:
-            for chunk in self._outputs:
+            for chunk in self.outputs:
                 started = True
-                self._on_chunk()
+                self.on_chunk()
                 text.append(chunk.text)
                 generated += len(chunk.tokens)
                 finish = chunk.finish or finish
                 stop = chunk.stop_string
-                if self._decode is not None:
-                    self._add_logprobs(chunk, self._decode)
+                if self.decode is not None:
+                    self._add_logprobs(chunk, self.decode)
                 if chunk.text:
                     yield chunk.text
         finally:
-            self._outputs.close()
+            self.outputs.close()
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
             if started:
                 usage = Usage(self.prompt_tokens, generated)
@@ -208,24 +223,24 @@ class Stream(Iterator[str]):
                     usage,
                     finish,
                     stop,
-                    self.logprobs,
-                    tool_format=self._tool_format,
+                    tuple(self.logprobs),
+                    tool_format=self.tool_format,
                 )
                 try:
-                    self._reply = self._record(reply)
+                    self.reply = self.record(reply)
                 except Forgotten as error:
-                    self._forgotten = error
+                    self.forgotten = error
                     raise
 
     def _add_logprobs(self, chunk: OutputChunk, decode: Callable[[Sequence[int]], str]) -> None:
         for number, (token, logprob) in enumerate(zip(chunk.tokens, chunk.logprobs, strict=False)):
-            before = self._tokens[-_CONTEXT_TOKENS:]
+            before = self.tokens[-_CONTEXT_TOKENS:]
             top = tuple(
                 LikelyToken(_text_after(before, each, decode), likelihood)
                 for each, likelihood in (chunk.top_logprobs[number] if chunk.top_logprobs else ())
             )
-            self._logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
-            self._tokens.append(token)
+            self.logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
+            self.tokens.append(token)
 
 
 def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[int]], str]) -> str:

@@ -122,6 +122,17 @@ def test_stream_is_closed_by_leaving_its_block(ada: User) -> None:
     assert list(stream) == []
 
 
+def test_stream_that_its_reader_leaves_is_recorded_at_once(ada: User) -> None:
+    """Without a garbage collector, which would record the turn at any later line of any thread."""
+    gc.disable()
+    try:
+        first = next(ada.stream("hello", temperature=0))
+        (turn,) = ada.turns()
+    finally:
+        gc.enable()
+    assert (turn.reply, turn.finish_reason) == (first, "cancelled")
+
+
 def test_stream_closed_early_is_recorded_as_cancelled(ada: User) -> None:
     stream = ada.stream("hello", temperature=0)
     first = next(stream)
