@@ -108,12 +108,14 @@ class ApiV1:
         self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
     ) -> RequestContext:
         name = path.get("user")
+        # A user's own API key creates that user. A refusal would name other users.
+        creates = operation.makes_user or (name is not None and security.caller().user == name)
         return RequestContext(
             self._runtime,
             self.jobs,
             self._ephemeral,
             self._job_streams,
-            None if name is None else self._runtime.user(name, create=operation.makes_user),
+            None if name is None else self._runtime.user(name, create=creates),
             path,
             query,
             body,

@@ -490,3 +490,18 @@ def test_the_former_module_of_the_blueprint_works_for_one_release(
     with pytest.warns(DeprecationWarning, match="blueprint"):
         former = importlib.import_module(name)
     assert former.ApiV1 is ApiV1
+
+
+def test_an_api_key_of_a_new_user_names_no_other_user(
+    app: Flask, admin: Caller, runtime: Runtime
+) -> None:
+    for name in ("cyrus", "cyan"):
+        runtime.user(name)
+    own = replace(admin, secret=runtime.api_keys.create("cy")[1])
+    for rule in app.url_map.iter_rules():
+        if "<user>" in rule.rule and "GET" in (rule.methods or ()):
+            path = re.sub("<[^>]*>", "x1", rule.rule.replace("<user>", "cy"))
+            got = own.get(path).get_data()
+            assert b"cyrus" not in got, path
+            assert b"cyan" not in got, path
+    assert own.get("/api/v1/users/cy/turns").status_code == 200
