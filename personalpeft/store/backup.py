@@ -77,15 +77,20 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         path = folder / f"copy-{number:06}-{store.now():%Y%m%d}"
         part = path.with_name(path.name + _PART)
         part.mkdir(mode=0o700)
-        digests, missing = _copy_contents(store, part, previous)
-        for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                _copy_settings(home / name, part / name)
-        for plugin in plugin_folders(home):
-            _copy_plugin(store, plugin, part, previous)
-        for each in sorted(part.glob("**/"), reverse=True):
-            file_system.sync_folder(each)
-        file_system.replace(part, path)
+        try:
+            digests, missing = _copy_contents(store, part, previous)
+            for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    _copy_settings(home / name, part / name)
+            for plugin in plugin_folders(home):
+                _copy_plugin(store, plugin, part, previous)
+            for each in sorted(part.glob("**/"), reverse=True):
+                file_system.sync_folder(each)
+            file_system.replace(part, path)
+        except BaseException:
+            # On a full disk it would leave no room for feedback.
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         file_system.sync_folder(folder)
         removed = [*copies, path][:-keep]
         for old in removed:
