@@ -21,7 +21,7 @@ from personalpeft.learning.data.assignment import (
 )
 from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.holdout import select_holdout
+from personalpeft.learning.data.holdout import add_contrasts, select_contrasts, select_holdout
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.evaluate.probes import (
@@ -252,12 +252,15 @@ class Plan:
         return {"facts": canonical_digest(texts)}
 
     @property
+    def holdout_signals(self) -> frozenset[str]:
+        """The held-out signals. A signal with a test question is trained on."""
+        lessons = [each for each in self.holdout if not each.is_test]
+        return frozenset(_signals(lessons) | _signals(x.contrast for x in lessons if x.contrast))
+
+    @property
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
-        # A signal with a test question is trained on, in this build or in an ancestor.
-        held_out = {
-            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_test
-        }
+        held_out = dict.fromkeys(self.holdout_signals, SignalRole.HELD_OUT)
         trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
         return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
 
@@ -300,7 +303,8 @@ def build_plan(
     beside = holdout_beside(store, state)
     known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
     too_long = find_too_long((*known, *rejected, *beside), recipe.max_length, backend)
-    rejected = tuple(each for each in rejected if each.signal not in held_out | too_long)
+    rejected = tuple(each for each in rejected if each.signal not in too_long)
+    rejected, disliked_holdout = _split(rejected, held_out)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
@@ -336,7 +340,10 @@ def build_plan(
     new_holdout = select_holdout(
         without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
-    held_out |= set(new_holdout)
+    new_lessons = [each for each in new_without_facts if each.signal in new_holdout]
+    contrasts = select_contrasts(new_lessons, rejected, considered)
+    rejected, new_disliked_holdout = _split(rejected, set(contrasts))
+    held_out |= {*new_holdout, *contrasts}
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
@@ -364,9 +371,16 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=tuple(each for each in lessons if each.is_test or each.signal in held_out),
+        holdout=add_contrasts(
+            [each for each in lessons if each.is_test or each.signal in held_out],
+            (*disliked_holdout, *new_disliked_holdout),
+        ),
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
-        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_test)),
+        new_holdout=(
+            *new_holdout,
+            *contrasts,
+            *(lesson.signal for lesson in new if lesson.is_test),
+        ),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),
@@ -401,6 +415,16 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
 def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
     """Return the lessons that are liked replies."""
     return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
+
+
+def _split(
+    lessons: Sequence[Lesson], held_out: Set[str]
+) -> tuple[tuple[Lesson, ...], tuple[Lesson, ...]]:
+    """Return the lessons that are not held out, and those that are."""
+    return (
+        tuple(each for each in lessons if each.signal not in held_out),
+        tuple(each for each in lessons if each.signal in held_out),
+    )
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:

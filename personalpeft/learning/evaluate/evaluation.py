@@ -118,20 +118,36 @@ def score_answers(
 ) -> dict[str, Score]:
     """Return the score of each lesson's chosen reply, by the lesson's key.
 
+    The log-prob of a contrast is subtracted, under the same stack: the margin of the pair.
+
     Args:
         engine: Scores.
         lessons: The lessons.
         select: Returns the stack for a lesson.
         max_length: The tokens at which a reply is cut, as in training.
     """
+    contrasts = [each for each in lessons if each.contrast]
     items = [
         encode_continuation(
             engine.backend, each.messages, each.chosen, max_length, ended=each.ended
         )
         for each in lessons
+    ] + [
+        encode_continuation(
+            engine.backend,
+            other.messages,
+            other.rejected or "",
+            max_length,
+            ended=other.rejected_ended,
+        )
+        for other in (each.contrast for each in contrasts)
+        if other
     ]
-    scores = _score_each(engine, items, list(map(select, lessons)))
-    return {lesson.key: score for lesson, score in zip(lessons, scores, strict=True)}
+    scores = _score_each(engine, items, [select(each) for each in (*lessons, *contrasts)])
+    found = {lesson.key: score for lesson, score in zip(lessons, scores, strict=False)}
+    for lesson, contrast in zip(contrasts, scores[len(lessons) :], strict=True):
+        found[lesson.key] = replace(found[lesson.key], logp=found[lesson.key].logp - contrast.logp)
+    return found
 
 
 def _score_each(
@@ -347,6 +363,9 @@ def _score_items(
             history.baseline(key, before[key].logp, eval_set.tie_margin),
             eval_set.tie_margin,
             (median(before[key].token_logprobs), median(after[key].token_logprobs)),
+            # Both replies are the model's own and each thumb counts half, so the effect is smaller.
+            lesson.weight if lesson.contrast else 1.0,
         )
-        for key in (lesson.key for lesson in lessons)
+        for lesson in lessons
+        for key in (lesson.key,)
     )

@@ -68,7 +68,7 @@ class Margins(CardConfig):
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_learned_pmi: Number = 1.0  # the same of ``learned_pmi``, which makes up for a low ``pmi``
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
-    min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
+    min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token; of thumbs half
     min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
     tie_margin: Number = TIE_MARGIN  # changes up to this are ties: the spread between seeds
 
@@ -216,7 +216,7 @@ def judge(
     if is_chance or (lost > margins.max_regressed * len(items) and not is_confirmed):
         too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
-    if gain < margins.min_effect * len(items) and not is_confirmed:
+    if gain < margins.min_effect * sum(item.weight for item in items) and not is_confirmed:
         too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     generated = evidence.generation
