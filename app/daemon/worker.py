@@ -121,7 +121,12 @@ class Worker:
                     self._run_task(decision.action)
                     continue
                 if learning is None:
-                    learning = stack.enter_context(self._open_learning())
+                    try:
+                        learning = stack.enter_context(self._open_learning())
+                    except PersonalPeftError as error:
+                        # The base may be missing. Tasks that need none run all the same.
+                        self._postpone(decision.action.user, error)
+                        continue
                 self._learn(learning, decision.action)
 
     def preview(self) -> Decision:
@@ -154,6 +159,11 @@ class Worker:
             self._runtime.maintenance.last_activity(),
         )
         return plan(self._settings, host, backlogs, self.journal)
+
+    def _postpone(self, user: str, error: PersonalPeftError) -> None:
+        self._postponed[user] = self._clock.now()
+        message = f"{_describe(error)} The daemon tries again later."
+        self._log(self.journal, "learn", message, user=user, outcome=Outcome.FAILED)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.

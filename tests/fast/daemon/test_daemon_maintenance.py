@@ -7,7 +7,10 @@ import os
 from daemon_makers import World
 
 import personalpeft
-from personalpeft_app.daemon.journal import Outcome
+from personalpeft import Runtime
+from personalpeft.errors import CardError
+from personalpeft_app.daemon.journal import LogEntry, Outcome
+from personalpeft_app.daemon.worker import Worker
 
 
 def messages(world: World, what: str) -> list[str]:
@@ -45,6 +48,27 @@ def test_a_backup_is_made_daily_and_only_the_newest_are_kept(world: World) -> No
     with personalpeft.open(copies[-1], base="fake", backend="fake") as runtime:
         assert len(runtime.user("ada", create=False).revisions()) == 1
         assert runtime.verify() == ()
+
+
+def test_tasks_run_while_the_base_is_missing(world: World) -> None:
+    world.set(backup="copies")
+    world.correct(9)
+    log: list[LogEntry] = []
+
+    def missing() -> Runtime:
+        raise CardError("The card is missing.")
+
+    with world.open_runtime() as runtime:
+        worker = Worker(
+            runtime, missing, tell=log.append, clock=world.clock, sensors=lambda: world.reading
+        )
+        for _ in range(26):
+            world.advance(hours=1)
+            worker.run_once()
+    assert list((world.home / "copies").glob("copy-*"))
+    failed = [each for each in log if each.kind == "learn"]
+    assert {each.outcome for each in failed} == {Outcome.FAILED}
+    assert "The card is missing." in failed[0].message
 
 
 def test_garbage_is_collected(world: World) -> None:
