@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from personalpeft.errors import (
     MissingPackage,
     PersonalPeftError,
     PluginError,
+    PromptTooLong,
     WeightsError,
     error_id,
     format_origin,
@@ -78,6 +79,13 @@ class UnknownModel(HTTPException):
     """The model of a request is unknown."""
 
     code = 404
+
+
+# Clients recognise these errors by OpenAI's codes, to shorten a prompt or choose another model.
+_OPENAI_CODES: Mapping[type[BaseException], str] = {
+    UnknownModel: "model_not_found",
+    PromptTooLong: "context_length_exceeded",
+}
 
 
 def install_error_handlers(app: Flask, folders: Iterable[Path]) -> None:
@@ -170,7 +178,7 @@ def _body(status: int, details: ErrorDetails, error: Exception, path: str) -> di
             "message": text,
             "type": _OPENAI.get(status) or usual or "server_error",
             "param": getattr(error, "param", None),
-            "code": "model_not_found" if isinstance(error, UnknownModel) else details.kind,
+            "code": _OPENAI_CODES.get(type(error), details.kind),
         }
         return {"error": openai}
     return {"error": asdict(details)}

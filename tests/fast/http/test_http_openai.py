@@ -278,6 +278,13 @@ def test_a_page_of_models_may_end_within_revisions_and_lists_only_the_callers(
     assert ada.get("/v1/models?after=bob").status_code == 400
 
 
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(ada: Caller) -> None:
+    body = {"model": "ada", "messages": [{"role": "user", "content": "word " * 15_000}]}
+    got = ada.post("/v1/chat/completions", body)
+    assert got.status_code == 400
+    assert got.json["error"]["code"] == "context_length_exceeded"
+
+
 def test_an_unknown_model_is_model_not_found(site: LocalServer) -> None:
     site.runtime.user("bob")
     errors = {}
