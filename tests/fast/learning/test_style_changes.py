@@ -69,16 +69,6 @@ def test_edits_without_training_consent_change_no_style(ada: User) -> None:
     assert set(roles(ada)) == set(old)
 
 
-def test_dates_in_replies_change_no_style(ada: User) -> None:
-    """The year or the month in each reply would otherwise divide the lessons at New Year."""
-    for number in range(36):
-        date = f"{2026 + number // 18}-{12 if number < 18 else 1:02}-{number % 18 + 10}"
-        ada.feedback(ask(ada, request(number)), edit=f"{answer(number, 'signed')} ({date})")
-    assert {each.reason.code for each in ada.signal_statuses()}.isdisjoint(
-        {ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHANGED_BEFORE}
-    )
-
-
 def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
