@@ -97,6 +97,7 @@ class Worker:
         self._backlogs = BacklogCache()
         self._settings = Settings()
         self._settings_fault = ""
+        self._opening_fault = ""
         # Users whom another process trains now; this round leaves them out.
         self._busy: set[str] = set()
         # Users whose learn the home itself stopped, as a full disk does, and when.
@@ -127,6 +128,7 @@ class Worker:
                         # The base may be missing. Tasks that need none run all the same.
                         self._postpone(decision.action.user, error)
                         continue
+                    self._opening_fault = ""
                 self._learn(learning, decision.action)
 
     def preview(self) -> Decision:
@@ -162,8 +164,11 @@ class Worker:
 
     def _postpone(self, user: str, error: PersonalPeftError) -> None:
         self._postponed[user] = self._clock.now()
-        message = f"{_describe(error)} The daemon tries again later."
-        self._log(self.journal, "learn", message, user=user, outcome=Outcome.FAILED)
+        fault = f"{_describe(error)} The daemon tries again later."
+        # It concerns all users alike, and is logged once.
+        if fault != self._opening_fault:
+            self._opening_fault = fault
+            self._log(self.journal, "learn", fault, user=user, outcome=Outcome.FAILED)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.

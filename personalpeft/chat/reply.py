@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -117,12 +116,10 @@ class Stream(Iterator[str]):
         self._lock = threading.RLock()
         self.stack = stack
         self.prompt_tokens = prompt_tokens
-        self._progress = _Progress(
-            outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format
-        )
+        self._reader = _Reader(outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format)
         # It holds no reference to the stream. In a cycle a stream that its reader left would wait
         # for the garbage collector, which may record the turn inside another thread's transaction.
-        self._text = self._progress.run()
+        self._text = self._reader.run()
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +144,7 @@ class Stream(Iterator[str]):
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         """Log-probs of the tokens so far, if requested."""
-        return tuple(self._progress.logprobs)
+        return tuple(self._reader.logprobs)
 
     def close(self) -> None:
         """Stop generating and record what came.
@@ -158,8 +155,7 @@ class Stream(Iterator[str]):
         with self._lock:
             # The generator runs when a signal handler of the reading thread closes the stream.
             if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
-                with suppress(Forgotten):
-                    self._text.close()
+                self._text.close()
 
     @property
     def reply(self) -> Reply:
@@ -167,18 +163,18 @@ class Stream(Iterator[str]):
 
         Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
         """
-        if self._progress.forgotten is not None:
-            raise self._progress.forgotten
-        if self._progress.reply is None:
+        if self._reader.forgotten is not None:
+            raise self._reader.forgotten
+        if self._reader.reply is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
-        return self._progress.reply
+        return self._reader.reply
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What came of a reply so far. The arguments are those of ``Stream``."""
+class _Reader:
+    """Reads the chunks of a reply and records it. The arguments are those of ``Stream``."""
 
     outputs: OutputStream
     stack: Stack
@@ -196,7 +192,7 @@ class _Progress:
         """Yield the pieces of text, and record the reply at the end, also at an early one."""
         text: list[str] = []
         generated = 0
-        started = False
+        started = is_left = False
         finish: FinishReason = "cancelled"
         stop = ""
         try:
@@ -211,6 +207,9 @@ class _Progress:
                     self._add_logprobs(chunk, self.decode)
                 if chunk.text:
                     yield chunk.text
+        except GeneratorExit:
+            is_left = True
+            raise
         finally:
             self.outputs.close()
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
@@ -230,7 +229,9 @@ class _Progress:
                     self.reply = self.record(reply)
                 except Forgotten as error:
                     self.forgotten = error
-                    raise
+                    # Nobody reads what a stream raises that its reader left.
+                    if not is_left:
+                        raise
 
     def _add_logprobs(self, chunk: OutputChunk, decode: Callable[[Sequence[int]], str]) -> None:
         for number, (token, logprob) in enumerate(zip(chunk.tokens, chunk.logprobs, strict=False)):

@@ -301,10 +301,9 @@ def build_plan(
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
     beside = holdout_beside(store, state)
-    known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
-    too_long = find_too_long((*known, *rejected, *beside), recipe.max_length, backend)
-    rejected = tuple(each for each in rejected if each.signal not in too_long)
-    rejected, disliked_holdout = _split(rejected, held_out)
+    known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
+    too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
+    disliked = tuple(each for each in disliked if each.signal not in too_long)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
@@ -313,7 +312,7 @@ def build_plan(
     excluded = _signals(known) - held_out - _signals(fitting)
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    is_nothing_new = not new and _signals(rejected) <= considered
+    is_nothing_new = not new and _signals(disliked) <= considered | held_out
     if not lessons or (is_nothing_new and start != "scratch" and not force):
         raise _nothing_to_learn(
             assignments,
@@ -341,9 +340,9 @@ def build_plan(
         without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
     new_lessons = [each for each in new_without_facts if each.signal in new_holdout]
-    contrasts = select_contrasts(new_lessons, rejected, considered)
-    rejected, new_disliked_holdout = _split(rejected, set(contrasts))
+    contrasts = select_contrasts(new_lessons, disliked, considered | held_out)
     held_out |= {*new_holdout, *contrasts}
+    rejected = tuple(each for each in disliked if each.signal not in held_out)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
@@ -373,7 +372,7 @@ def build_plan(
         began=began,
         holdout=add_contrasts(
             [each for each in lessons if each.is_test or each.signal in held_out],
-            (*disliked_holdout, *new_disliked_holdout),
+            [each for each in disliked if each.signal in held_out],
         ),
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
         new_holdout=(
@@ -415,16 +414,6 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
 def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
     """Return the lessons that are liked replies."""
     return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
-
-
-def _split(
-    lessons: Sequence[Lesson], held_out: Set[str]
-) -> tuple[tuple[Lesson, ...], tuple[Lesson, ...]]:
-    """Return the lessons that are not held out, and those that are."""
-    return (
-        tuple(each for each in lessons if each.signal not in held_out),
-        tuple(each for each in lessons if each.signal in held_out),
-    )
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:

@@ -20,6 +20,7 @@ from benchmarks.cli_learning import (
     bench_learn,
     bench_nulls,
     bench_prefeval,
+    bench_thumbs,
 )
 from benchmarks.cli_options import keep_option, printer, repeat_option
 from benchmarks.cli_skill import bench_skill
@@ -503,6 +504,7 @@ bench.add_section(
             bench_gate,
             bench_nulls,
             bench_prefeval,
+            bench_thumbs,
             bench_skill,
             bench_world,
             bench_sweep,

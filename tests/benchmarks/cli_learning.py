@@ -1,4 +1,4 @@
-"""The benchmark commands ``learn``, ``edits``, ``gate``, ``nulls`` and ``prefeval``."""
+"""The benchmark commands ``learn``, ``edits``, ``thumbs``, ``gate``, ``nulls`` and ``prefeval``."""
 
 from __future__ import annotations
 
@@ -140,6 +140,36 @@ def bench_edits(
         *(f"  not live: {each.name}: {each.reason}" for each in found.styles if not each.live),
     ]
     emit_result(common, found, "\n".join(more))
+
+
+@command("thumbs", examples=("personalpeft bench thumbs --keep thumbs",))
+@click.option(
+    "--like", "names", multiple=True, metavar="NAME", help="One preference; repeat for more."
+)
+@option("--ratings", type=click.IntRange(1, 136), default=80, help="How many replies are rated.")
+@_seed
+@keep_option()
+def bench_thumbs(
+    common: GlobalOptions, names: tuple[str, ...], ratings: int, seed: int, keep: Path | None
+) -> None:
+    """Thumbs alone: do they change the replies, and what does the gate say?
+
+    Each simulated user likes replies of one kind (short, one_paragraph, no_first_person), and rates
+    what the base samples. Forty unseen prompts are asked before and after one learn, which goes
+    live whatever the verdict. Takes five to twenty minutes a user.
+    """
+    from benchmarks import thumbs
+
+    chosen = thumbs.select_preferences(names)
+    run = thumbs.ThumbsRun(chosen, ratings, seed, common.base_name(), common.backend or "torch")
+    with _kept(keep) as folder, Display(common) as display:
+        found = thumbs.bench_thumbs(
+            run,
+            thumbs.ResultCache(folder, "thumbs"),
+            echo=_printer(common, display),
+            progress=display,
+        )
+    emit_result(common, found, "\n".join(f"  {each.name}: {each.reason}" for each in found.users))
 
 
 @command(

@@ -108,20 +108,13 @@ def bench_edits(
 
 def measure_style(style: EditStyle, run: EditsRun) -> Figures:
     """Return the figures of one style and the replies behind them."""
-    general = pools().general[:_GENERAL]
     unseen = [case.prompt for case in style.unseen]
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
         personalpeft.open(home, run.base, run.backend) as runtime,
     ):
         user = runtime.user("editor")
-
-        def known() -> set[str]:
-            replies = chat_all(user, [each.question for each in general], _GENERAL_TOKENS)
-            pairs = zip(general, replies, strict=True)
-            return {each.question for each, reply in pairs if mentions(each.right, reply.text)}
-
-        knew = known()
+        knew = known_general(user)
         base = chat_all(user, unseen, style.tokens)
         lessons = [case.prompt for case in style.lessons]
         for case, reply in zip(style.lessons, chat_all(user, lessons, style.tokens), strict=True):
@@ -129,7 +122,7 @@ def measure_style(style: EditStyle, run: EditsRun) -> Figures:
         report = user.learn()
         greedy = chat_all(user, unseen, style.tokens)
         sampled = _sampled(user, unseen, style.tokens, run.seed)
-        kept = known() & knew
+        kept = known_general(user) & knew
     ways = {"base": base, "greedy": greedy, "sampled": sampled}
     result = {
         "name": style.name,
@@ -147,6 +140,14 @@ def measure_style(style: EditStyle, run: EditsRun) -> Figures:
         "result": result,
         "replies": {way: [reply.text for reply in replies] for way, replies in ways.items()},
     }
+
+
+def known_general(user: User) -> set[str]:
+    """Return the general probes that a user's stack answers right."""
+    general = pools().general[:_GENERAL]
+    replies = chat_all(user, [each.question for each in general], _GENERAL_TOKENS)
+    pairs = zip(general, replies, strict=True)
+    return {each.question for each, reply in pairs if mentions(each.right, reply.text)}
 
 
 def _sampled(user: User, prompts: Sequence[str], tokens: int, seed: int) -> list[Reply]:

@@ -407,6 +407,33 @@ def _edits(result: Result) -> Iterator[tuple[str, Table]]:
     yield "styles", make_table(heads, rows)
 
 
+def _thumbs(result: Result) -> Iterator[tuple[str, Table]]:
+    heads = (
+        "likes",
+        "thumbs up, down",
+        "before",
+        "after",
+        "verdict",
+        "items improved, regressed",
+        "learn, s",
+        "general",
+    )
+    rows = (
+        (
+            each["name"],
+            f"{each['up']}, {each['down']}",
+            _of(each, "before", each["asked"]),
+            _of(each, "after", each["asked"]),
+            each["verdict"],
+            f"{each['improved']}, {each['regressed']}",
+            _fixed(each["seconds"], 1),
+            _of(each, "general", each["general_asked"]),
+        )
+        for each in result["users"]
+    )
+    yield "users", make_table(heads, rows)
+
+
 def _gate(result: Result) -> Iterator[tuple[str, Table]]:
     kinds = (
         (name, f"{each['ran']}", f"{each['live']}") for name, each in result["by_kind"].items()
@@ -515,6 +542,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "page": _page,
     "learn": _learn,
     "edits": _edits,
+    "thumbs": _thumbs,
     "gate": _gate,
     "nulls": _nulls,
     "prefeval": _prefeval,

@@ -60,8 +60,8 @@ def select_contrasts(
 
     Args:
         new_holdout: The lessons that the build holds out.
-        disliked: The layer's disliked replies that are not held out, oldest first.
-        used: The signals that an earlier build used.
+        disliked: The layer's disliked replies, oldest first.
+        used: The signals that an earlier build trained on or held out.
     """
     free = [each.signal for each in disliked if each.signal not in used]
     count = min(sum(each.kind is SignalKind.RATING for each in new_holdout), len(free) // 2)

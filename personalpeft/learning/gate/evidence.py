@@ -44,7 +44,8 @@ class EvalItem:
         best: The highest under any revision that led to the live stack; None where unknown.
         tie_margin: The largest change that is a tie.
         medians: Medians of the tokens' log-probs, before and after. They are only reported.
-        weight: The share of ``min_effect`` that it has to gain.
+        weight: The share of ``min_effect`` that it has to gain. A pair of thumbs has the weight of
+            its like.
     """
 
     signal: str

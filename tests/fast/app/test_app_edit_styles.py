@@ -11,6 +11,7 @@ from benchmarks.edit_styles import RULES, EditStyle, load_styles, select_styles
 from benchmarks.edits import EditsRun, bench_edits
 from benchmarks.personas import pools
 from benchmarks.result_cache import ResultCache
+from benchmarks.thumbs import ThumbsRun, bench_thumbs, select_preferences
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.evaluate.probes import load_general_prompts
 
@@ -142,3 +143,18 @@ def test_a_run_measures_all_methods_and_resumes(tmp_path: Path) -> None:
     bench("shorter")
     bench("shorter", "steps_first")
     assert stages == ["shorter", "steps_first"]
+
+
+def test_thumbs_alone_are_measured_for_each_preference(tmp_path: Path) -> None:
+    result = bench_thumbs(
+        ThumbsRun(select_preferences(["one_paragraph"]), 8, 0, "any", "fake"),
+        ResultCache(tmp_path, "thumbs"),
+        echo=lambda text: None,
+        progress=lambda stage, _: None,
+    )
+    (user,) = result.users
+    assert user.up + user.down == 8
+    assert user.asked == 40
+    assert 0 <= user.after <= user.asked
+    with pytest.raises(InvalidInput):
+        select_preferences(["one_paragaph"])

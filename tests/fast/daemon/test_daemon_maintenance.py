@@ -66,9 +66,9 @@ def test_tasks_run_while_the_base_is_missing(world: World) -> None:
             world.advance(hours=1)
             worker.run_once()
     assert list((world.home / "copies").glob("copy-*"))
-    failed = [each for each in log if each.kind == "learn"]
-    assert {each.outcome for each in failed} == {Outcome.FAILED}
-    assert "The card is missing." in failed[0].message
+    (failed,) = [each for each in log if each.kind == "learn"]
+    assert failed.outcome == Outcome.FAILED
+    assert "The card is missing." in failed.message
 
 
 def test_garbage_is_collected(world: World) -> None:
