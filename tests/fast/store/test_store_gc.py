@@ -8,12 +8,10 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
-from personalpeft import file_system
 from personalpeft.errors import HomeError
 from personalpeft.store.gc import collect_garbage, delete_partial_files
 from personalpeft.store.integrity import verify
@@ -211,18 +209,17 @@ def test_what_killed_programs_left_unfinished_is_deleted(
 
 
 def test_backup_that_was_killed_is_deleted(home: Path, tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill(*arguments: object) -> NoReturn:
-        raise Killed
-
+    script = """
+import os
+from personalpeft import file_system
+from personalpeft.store.maintenance import Maintenance
+store = opened(home)
+add_fact(store)
+file_system.sync_folder = lambda folder: os._exit(0)
+Maintenance(store).back_up(Path(sys.argv[2]))
+"""
+    output(beside(script, home, tmp_path / "copies"))
     with opened(home) as store:
-        add_fact(store)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_system, "sync_folder", kill)
-            with pytest.raises(Killed):
-                Maintenance(store).back_up(tmp_path / "copies")
         (part,) = (tmp_path / "copies").glob("copy-*")
         with Maintenance(store).exclusive("backup"):
             assert delete_partial_files(store) == 0
