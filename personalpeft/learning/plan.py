@@ -21,7 +21,7 @@ from personalpeft.learning.data.assignment import (
 )
 from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.holdout import add_contrasts, select_contrasts, select_holdout
+from personalpeft.learning.data.holdout import select_holdout
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.evaluate.probes import (
@@ -252,15 +252,12 @@ class Plan:
         return {"facts": canonical_digest(texts)}
 
     @property
-    def holdout_signals(self) -> frozenset[str]:
-        """The held-out signals. A signal with a test question is trained on."""
-        lessons = [each for each in self.holdout if not each.is_test]
-        return frozenset(_signals(lessons) | _signals(x.contrast for x in lessons if x.contrast))
-
-    @property
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
-        held_out = dict.fromkeys(self.holdout_signals, SignalRole.HELD_OUT)
+        # A signal with a test question is trained on, in this build or in an ancestor.
+        held_out = {
+            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_test
+        }
         trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
         return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
 
@@ -301,9 +298,9 @@ def build_plan(
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
     beside = holdout_beside(store, state)
-    known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
-    too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
-    disliked = tuple(each for each in disliked if each.signal not in too_long)
+    known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
+    too_long = find_too_long((*known, *rejected, *beside), recipe.max_length, backend)
+    rejected = tuple(each for each in rejected if each.signal not in held_out | too_long)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
@@ -312,7 +309,7 @@ def build_plan(
     excluded = _signals(known) - held_out - _signals(fitting)
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    is_nothing_new = not new and _signals(disliked) <= considered | held_out
+    is_nothing_new = not new and _signals(rejected) <= considered
     if not lessons or (is_nothing_new and start != "scratch" and not force):
         raise _nothing_to_learn(
             assignments,
@@ -339,10 +336,7 @@ def build_plan(
     new_holdout = select_holdout(
         without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
-    new_lessons = [each for each in new_without_facts if each.signal in new_holdout]
-    contrasts = select_contrasts(new_lessons, disliked, considered | held_out)
-    held_out |= {*new_holdout, *contrasts}
-    rejected = tuple(each for each in disliked if each.signal not in held_out)
+    held_out |= set(new_holdout)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
@@ -370,16 +364,9 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=add_contrasts(
-            [each for each in lessons if each.is_test or each.signal in held_out],
-            [each for each in disliked if each.signal in held_out],
-        ),
+        holdout=tuple(each for each in lessons if each.is_test or each.signal in held_out),
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
-        new_holdout=(
-            *new_holdout,
-            *contrasts,
-            *(lesson.signal for lesson in new if lesson.is_test),
-        ),
+        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_test)),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
         replay=_newest([lesson for lesson in training if lesson.signal in learned]),

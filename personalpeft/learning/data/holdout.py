@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
 
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.types import SignalKind
 
 # More held-out lessons decide nothing that so many do not, and each is scored at every learn.
 MAX_HOLDOUT = 128
@@ -49,34 +47,3 @@ def select_holdout(
         chosen |= set(unit)
         missing -= len(unit)
     return tuple(lesson.signal for lesson in new if lesson.signal in chosen)
-
-
-def select_contrasts(
-    new_holdout: Sequence[Lesson], disliked: Sequence[Lesson], used: Set[str]
-) -> tuple[str, ...]:
-    """Return the newest disliked replies to hold out: one for each newly held-out liked reply.
-
-    At most half of the new ones are held out, so that some are left to train on.
-
-    Args:
-        new_holdout: The lessons that the build holds out.
-        disliked: The layer's disliked replies, oldest first.
-        used: The signals that an earlier build trained on or held out.
-    """
-    free = [each.signal for each in disliked if each.signal not in used]
-    count = min(sum(each.kind is SignalKind.RATING for each in new_holdout), len(free) // 2)
-    return tuple(free[len(free) - count :])
-
-
-def add_contrasts(lessons: Sequence[Lesson], disliked: Sequence[Lesson]) -> tuple[Lesson, ...]:
-    """Return held-out lessons, each liked reply with a held-out disliked one as its contrast.
-
-    A liked reply is the model's own, so that its likelihood alone hardly changes. The newest are
-    paired first: more of both keep the earlier pairs.
-    """
-    free = list(disliked)
-    paired = [
-        replace(each, contrast=free.pop()) if each.kind is SignalKind.RATING and free else each
-        for each in reversed(lessons)
-    ]
-    return tuple(reversed(paired))

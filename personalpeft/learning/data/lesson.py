@@ -32,7 +32,6 @@ class Lesson:
     - ``rejected_ended``: the same of ``rejected``.
     - ``group``: what a demonstration is a part of. A group is held out as a whole.
     - ``removed``: personal data that was replaced in it.
-    - ``contrast``: of a held-out liked reply, a held-out disliked one. Its score is subtracted.
     """
 
     signal: str
@@ -48,7 +47,6 @@ class Lesson:
     rejected_ended: bool = True
     group: str | None = None
     removed: tuple[RemovedText, ...] = ()
-    contrast: Lesson | None = None
 
     def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
         """Return the lesson for a paraphrased prompt."""
@@ -122,11 +120,9 @@ class Lesson:
     def key(self) -> str:
         """The key of its scores: the signal, and a digest of what decides them where that changes.
 
-        It changes for test questions, with what is replaced and with the contrast.
+        It changes for test questions, and with what is replaced.
         """
-        if not (self.is_test or self.removed or self.contrast):
+        if not (self.is_test or self.removed):
             return self.signal
         parts = [self.messages[-1].content, self.chosen]
-        if self.contrast:
-            parts.append(self.contrast.signal)
         return f"{self.signal}/{canonical_digest(parts)[:8]}"

@@ -118,31 +118,20 @@ def score_answers(
 ) -> dict[str, Score]:
     """Return the score of each lesson's chosen reply, by the lesson's key.
 
-    The log-prob of a contrast is subtracted, under the same stack: the margin of the pair.
-
     Args:
         engine: Scores.
         lessons: The lessons.
         select: Returns the stack for a lesson.
         max_length: The tokens at which a reply is cut, as in training.
     """
-    pairs = [(lesson, lesson.contrast) for lesson in lessons if lesson.contrast]
-
-    def encode(messages: Sequence[Message], reply: str, *, ended: bool) -> Continuation:
-        return encode_continuation(engine.backend, messages, reply, max_length, ended=ended)
-
-    items = [encode(each.messages, each.chosen, ended=each.ended) for each in lessons]
-    items += [
-        encode(other.messages, other.rejected or "", ended=other.rejected_ended)
-        for _, other in pairs
+    items = [
+        encode_continuation(
+            engine.backend, each.messages, each.chosen, max_length, ended=each.ended
+        )
+        for each in lessons
     ]
-    stacks = [select(each) for each in (*lessons, *(lesson for lesson, _ in pairs))]
-    scores = _score_each(engine, items, stacks)
-    found = dict(zip((each.key for each in lessons), scores, strict=False))
-    for (lesson, _), contrast in zip(pairs, scores[len(lessons) :], strict=True):
-        own = found[lesson.key]
-        found[lesson.key] = replace(own, logp=own.logp - contrast.logp)
-    return found
+    scores = _score_each(engine, items, list(map(select, lessons)))
+    return {lesson.key: score for lesson, score in zip(lessons, scores, strict=True)}
 
 
 def _score_each(
@@ -351,18 +340,13 @@ def _score_items(
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(
-            lesson.key,
-            before[lesson.key].logp,
-            after[lesson.key].logp,
-            base[lesson.key],
-            history.baseline(lesson.key, before[lesson.key].logp, eval_set.tie_margin),
+            key,
+            before[key].logp,
+            after[key].logp,
+            base[key],
+            history.baseline(key, before[key].logp, eval_set.tie_margin),
             eval_set.tie_margin,
-            (
-                median(before[lesson.key].token_logprobs),
-                median(after[lesson.key].token_logprobs),
-            ),
-            # Both replies of a pair are the model's own, so that the margin between them is small.
-            lesson.weight if lesson.contrast else 1.0,
+            (median(before[key].token_logprobs), median(after[key].token_logprobs)),
         )
-        for lesson in lessons
+        for key in (lesson.key for lesson in lessons)
     )

@@ -44,8 +44,6 @@ class EvalItem:
         best: The highest under any revision that led to the live stack; None where unknown.
         tie_margin: The largest change that is a tie.
         medians: Medians of the tokens' log-probs, before and after. They are only reported.
-        weight: The share of ``min_effect`` that it has to gain. A pair of thumbs has the weight of
-            its like.
     """
 
     signal: str
@@ -55,7 +53,6 @@ class EvalItem:
     best: float | None = None
     tie_margin: float = TIE_MARGIN
     medians: tuple[float, float] | None = None
-    weight: float = 1.0
 
     @property
     def change(self) -> float:

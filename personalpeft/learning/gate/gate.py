@@ -216,7 +216,7 @@ def judge(
     if is_chance or (lost > margins.max_regressed * len(items) and not is_confirmed):
         too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
-    if gain < margins.min_effect * sum(item.weight for item in items) and not is_confirmed:
+    if gain < margins.min_effect * len(items) and not is_confirmed:
         too_small = reason(ReasonCode.EFFECT_TOO_SMALL, effect=f"{gain / len(items):.2f}")
         return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_small))
     generated = evidence.generation

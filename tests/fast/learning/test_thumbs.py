@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,8 @@ from personalpeft import User
 from personalpeft.backends.base import Backend
 from personalpeft.learning.data.assignment import MIN_THUMBS
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.eval_job import constant_stack
-from personalpeft.learning.evaluate.evaluation import score_answers
 from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.train.losses import KTOLoss
-from personalpeft.types import Message, SignalKind, Stack
 
 
 class _Logprobs:
@@ -79,7 +74,7 @@ def thumbs(user: User, up: int, down: int, **options: int) -> tuple[list[str], l
     return said[:up], said[up:]
 
 
-def test_dislikes_are_trained_with_enough_of_both_kinds(home: Path) -> None:
+def test_dislikes_are_trained_with_enough_of_both_kinds_and_never_held_out(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         up, down = thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
@@ -93,39 +88,6 @@ def test_dislikes_are_trained_with_enough_of_both_kinds(home: Path) -> None:
         assert {statuses[signal].layer for signal in down} == {"style"}
         with pytest.raises(LookupError):
             ada.learn()
-
-
-def test_held_out_likes_are_judged_against_as_many_held_out_dislikes(home: Path) -> None:
-    with open_runtime(home) as runtime:
-        ada = runtime.user("ada")
-        up, down = thumbs(ada, 24, 24)
-        report = ada.learn(accept=True)
-        held_out = pinned(ada)
-        assert held_out == {*up[-6:], *down[-6:]}
-        assert not held_out & trained_on(ada)
-        assert report.scores["target"]["asked"] == 6
-        pairs = {key.partition("/")[0] for key in report.scores["items"] if "/" in key}
-        assert pairs == set(up[-6:])
-        # Later thumbs get pairs of their own and leave the earlier ones as they are.
-        more_up, more_down = thumbs(ada, 8, 8)
-        later = ada.learn(accept=True)
-        assert pinned(ada) == held_out | {*more_up[-2:], *more_down[-2:]}
-        assert report.scores["items"].keys() <= later.scores["items"].keys()
-
-
-def test_the_score_of_a_pair_is_its_margin(home: Path) -> None:
-    asked = (Message("user", "How are you?"),)
-    liked = Lesson("s1", SignalKind.RATING, asked, "Very well.")
-    disliked = Lesson("s2", SignalKind.RATING, asked, "", rejected="I cannot say.")
-    as_liked = replace(disliked, chosen="I cannot say.", rejected=None)
-    paired = replace(liked, contrast=disliked)
-    with open_runtime(home) as runtime:
-        engine = runtime.user("ada")._services.learning_engine
-        bare = constant_stack(Stack(engine.backend.base.digest))
-        scores = score_answers(engine, [liked, as_liked, paired], bare, max_length=64)
-    margin = scores[liked.key].logp - scores[as_liked.key].logp
-    assert margin != 0
-    assert scores[paired.key].logp == pytest.approx(margin, abs=1e-4)
 
 
 @pytest.fixture
