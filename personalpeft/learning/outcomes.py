@@ -298,6 +298,16 @@ class ReasonCode(_CodeWithText):
     TOO_LITTLE_EVIDENCE = auto(), "this is too little evidence"
     EFFECT_TOO_SMALL = auto(), "the mean gain of {effect} nats a token is too small"
     GENERATED = auto(), "{count} of {asked} replies to held-out prompts are in the wanted style"
+    PREFERRED = (
+        auto(),
+        "{better} of {asked} replies to held-out prompts are more like the liked replies than "
+        "before, {worse} less",
+    )
+    PREFERENCE_UNCLEAR = (
+        auto(),
+        "nothing was found that distinguishes the {liked} liked from the {disliked} disliked "
+        "replies",
+    )
     PROBES_KEPT = auto(), "{kept} of {asked} general questions are still answered right"
     RETENTION_KEPT = auto(), "{kept} of {asked} older held-out answers are still known"
     NOTHING_HELD_OUT = auto(), "no remaining lesson was held out to judge it"

@@ -25,14 +25,20 @@ from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
-from personalpeft.learning.evaluate.eval_job import EvalJob, EvalSet, make_eval_job
+from personalpeft.learning.evaluate.eval_job import (
+    MAX_COMPARED,
+    EvalJob,
+    EvalSet,
+    RatedReplies,
+    make_eval_job,
+)
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
 from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
-from personalpeft.learning.plan import Plan
+from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
@@ -273,6 +279,7 @@ class TrainingPipeline:
             # Where a verifier judges answers, their likelihood as text says nothing.
             arrived_lessons=plan.arrived_lessons if plan.answer_verifier is None else (),
             trained=trained,
+            rated=self._rated_replies(plan),
             history=history,
             judges_replies=bool(trained and self.margins.min_generated)
             and plan.layer != "memory"
@@ -288,6 +295,21 @@ class TrainingPipeline:
             candidate.stack,
             eval_set,
             {plan.layer: signals},
+        )
+
+    def _rated_replies(self, plan: Plan) -> RatedReplies:
+        if not plan.rated_holdout:
+            return RatedReplies()
+        backend = self.services.learning_engine.backend
+        likes = (*plan.desirable_examples, *liked(plan.rated_holdout))
+        dislikes = (*plan.undesirable_examples, *(x for x in plan.rated_holdout if not x.chosen))
+        texts = [each.chosen for each in likes], [each.rejected or "" for each in dislikes]
+        longest = max(len(backend.encode(text)) for some in texts for text in some)
+        return RatedReplies(
+            liked=tuple(texts[0]),
+            disliked=tuple(texts[1]),
+            held_out=plan.rated_holdout[-MAX_COMPARED:],
+            max_tokens=min(max(longest, 1), plan.recipe.max_length),
         )
 
     # gate, promote

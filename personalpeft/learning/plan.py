@@ -58,6 +58,8 @@ class Plan:
     - ``parent``: the revision that the build continues.
     - ``holdout``: held-out lessons of the layer.
     - ``new_holdout``: the signals of these that this build holds out.
+    - ``rated_holdout``: its held-out rated replies, if the layer is trained on dislikes. They are
+      not in ``holdout``, since generated replies judge what thumbs teach.
     - ``other_holdout``: held-out lessons of all other layers of the stack.
     - ``new_examples`` and ``replay``: lessons that the parent was not, and was, trained on.
     - ``undesirable_examples``: lessons with a rejected reply only. ``desirable_examples`` are all
@@ -84,6 +86,7 @@ class Plan:
     holdout: tuple[Lesson, ...]
     other_holdout: tuple[Lesson, ...]
     new_holdout: tuple[str, ...] = ()
+    rated_holdout: tuple[Lesson, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     new_examples: tuple[Lesson, ...] = ()
     replay: tuple[Lesson, ...] = ()
@@ -184,7 +187,8 @@ class Plan:
     @property
     def removed(self) -> tuple[RemovedText, ...]:
         """The personal data that was replaced in its lessons."""
-        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples, *self.holdout)
+        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples)
+        lessons = (*lessons, *self.holdout, *self.rated_holdout)
         # The lessons of a fact have the same answer.
         return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
@@ -252,12 +256,15 @@ class Plan:
         return {"facts": canonical_digest(texts)}
 
     @property
+    def holdout_signals(self) -> frozenset[str]:
+        """The held-out signals. A signal with a test question is trained on."""
+        lessons = [each for each in self.holdout if not each.is_test]
+        return frozenset(_signals((*lessons, *self.rated_holdout)))
+
+    @property
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
-        # A signal with a test question is trained on, in this build or in an ancestor.
-        held_out = {
-            lesson.signal: SignalRole.HELD_OUT for lesson in self.holdout if not lesson.is_test
-        }
+        held_out = dict.fromkeys(self.holdout_signals, SignalRole.HELD_OUT)
         trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
         return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
 
@@ -298,9 +305,9 @@ def build_plan(
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
     beside = holdout_beside(store, state)
-    known, rejected = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
-    too_long = find_too_long((*known, *rejected, *beside), recipe.max_length, backend)
-    rejected = tuple(each for each in rejected if each.signal not in held_out | too_long)
+    known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
+    too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
+    disliked = tuple(each for each in disliked if each.signal not in too_long)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
     fitting, capacity = fit_lessons(
@@ -309,7 +316,7 @@ def build_plan(
     excluded = _signals(known) - held_out - _signals(fitting)
     lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    is_nothing_new = not new and _signals(rejected) <= considered
+    is_nothing_new = not new and _signals(disliked) <= considered | held_out
     if not lessons or (is_nothing_new and start != "scratch" and not force):
         raise _nothing_to_learn(
             assignments,
@@ -336,7 +343,14 @@ def build_plan(
     new_holdout = select_holdout(
         without_facts, new_without_facts, held_out, recipe.eval_fraction, leave_one=not may_wait
     )
+    new_disliked = [each for each in disliked if each.signal not in considered | repeated]
+    new_holdout += select_holdout(
+        disliked, new_disliked, held_out, recipe.eval_fraction, leave_one=True
+    )
     held_out |= set(new_holdout)
+    rejected = tuple(each for each in disliked if each.signal not in held_out)
+    rated = rated_replies(assignments, layer, held_out) if rejected else ()
+    judging = held_out - _signals(rated)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
         for lesson in lessons
@@ -364,7 +378,8 @@ def build_plan(
         below=state.below,
         parent=parent,
         began=began,
-        holdout=tuple(each for each in lessons if each.is_test or each.signal in held_out),
+        holdout=tuple(each for each in lessons if each.is_test or each.signal in judging),
+        rated_holdout=rated,
         other_holdout=tuple(each for each in beside if each.signal not in too_long),
         new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_test)),
         assignments=assignments,
@@ -401,6 +416,20 @@ def add_teacher(services: Services, user: str, lesson: Lesson, countries: Sequen
 def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
     """Return the lessons that are liked replies."""
     return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
+
+
+def rated_replies(
+    assignments: Iterable[Assignment], layer: str, signals: Set[str]
+) -> tuple[Lesson, ...]:
+    """Return a layer's rated replies among some signals, oldest first."""
+    return tuple(
+        each.lesson
+        for each in assignments
+        if each.lesson is not None
+        and each.layer == layer
+        and each.lesson.kind is SignalKind.RATING
+        and each.signal.id in signals
+    )
 
 
 def _signals(lessons: Iterable[Lesson]) -> set[str]:

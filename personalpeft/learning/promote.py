@@ -258,8 +258,6 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sign
     """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
     examples = (*plan.new_examples, *plan.undesirable_examples)
     new = {each.signal for each in examples} - trained_on(store, plan.parent)
-    # A signal with a test question is trained on.
-    held_out = {lesson.signal for lesson in plan.holdout if not lesson.is_test}
     is_pending = use_of_new is SignalUse.PENDING
     use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
     sources = []
@@ -269,7 +267,7 @@ def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[Sign
             use = use_of_new
         elif signal.id in plan.new_holdout:
             use = use_of_holdout
-        elif signal.id in held_out:
+        elif signal.id in plan.holdout_signals:
             use = SignalUse.HELD_OUT_EARLIER
         elif signal.id in plan.excluded:
             use = SignalUse.NO_CAPACITY

@@ -423,6 +423,12 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
+    rated = scores.get("preference", {})
+    if rated.get("asked"):
+        auc = f"AUC {rated['auc']:.2f} on {rated['liked']} liked and {rated['disliked']} disliked"
+        lines.append(("thumbs", f"{auc} replies (chance: 0.50)"))
+        preferred = f"{rated['better']} of {rated['asked']} new replies preferred"
+        lines.append(("", f"{preferred}, {rated['worse']} of those before"))
     lines += zip(("leakage", ""), format_leakage(scores), strict=False)
     if spent := len(scores.get("spent_items", scores.get("decided_items", ()))):
         value = f"e-value {scores['e_value']:.1f} from {pluralize(spent, 'answer')}"

@@ -26,6 +26,8 @@ EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 _MAX_GENERATED = 6
 # A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
 _SEEDS = (1, 2)
+MAX_COMPARED = 20
+"""The held-out prompts to which the live stack and the candidate both reply, to be compared."""
 # Seconds that one scoring call waits for users who chat: they may never stop.
 _MAX_WAIT = 5.0
 
@@ -55,6 +57,16 @@ Scorer: TypeAlias = Engine | ThrottledScorer
 
 
 @dataclass(frozen=True, slots=True)
+class RatedReplies:
+    """What the user rated, and the prompts by which new replies are compared with it."""
+
+    liked: tuple[str, ...] = ()
+    disliked: tuple[str, ...] = ()
+    held_out: tuple[Lesson, ...] = ()  # rated lessons that were never trained on
+    max_tokens: int = 1  # those of the longest rated reply
+
+
+@dataclass(frozen=True, slots=True)
 class EvalSet:
     """The lessons that a candidate is measured on."""
 
@@ -69,6 +81,7 @@ class EvalSet:
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
     trained: tuple[Lesson, ...] = ()  # trained on
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
+    rated: RatedReplies = field(default_factory=RatedReplies)
 
     @property
     def decided(self) -> tuple[Lesson, ...]:
@@ -157,10 +170,15 @@ class EvalJob:
         """Return what is generated.
 
         Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
-        the judged lessons again, with the base's own ``sampling``.
+        the judged lessons again, with the base's own ``sampling``. Then both reply to the held-out
+        rated lessons, in that way too.
         """
-        both = [request for side in (self.live, self.candidate) for request in self._requests(side)]
-        return [*both, *self._sampled_requests(sampling)]
+        sides = self.live, self.candidate
+        return [
+            *(request for side in sides for request in self._requests(side)),
+            *self._sampled_requests(sampling),
+            *(request for side in sides for request in self._compared_requests(side, sampling)),
+        ]
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
@@ -174,6 +192,13 @@ class EvalJob:
                 stack = self.candidate.for_layer(lesson)
                 own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
                 yield Request(self.user, lesson.messages, stack, own, background=True)
+
+    def _compared_requests(self, side: EffectiveStack, sampling: Sampling) -> Iterator[Request]:
+        rated = self.eval_set.rated
+        own = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
+        for lesson in rated.held_out:
+            stack = side.for_layer(lesson)
+            yield Request(self.user, lesson.messages, stack, own, background=True)
 
     def _requests(self, side: EffectiveStack) -> Iterator[Request]:
         for probe in self.eval_set.general.probes:
@@ -207,6 +232,7 @@ def make_eval_job(
         *eval_set.retention,
         *eval_set.other_layers,
         *eval_set.trained,
+        *eval_set.rated.held_out,
     )
     prompts = [probe.question for probe in eval_set.general.probes]
     prompts += [lesson.messages[-1].content for lesson in lessons]

@@ -19,6 +19,7 @@ from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,
+    RatedReplies,
     Scorer,
     StackSelector,
     ThrottledScorer,
@@ -40,14 +41,17 @@ from personalpeft.learning.evaluate.probes import (
     MAX_REPLY_TOKENS,
     is_degenerate,
 )
+from personalpeft.learning.evaluate.reply_classifier import compare_replies
 from personalpeft.learning.gate.evidence import (
     NO_LEAKAGE_MEASURED,
     NOTHING_GENERATED,
+    NOTHING_RATED,
     BaseProbeResults,
     EvalItem,
     Evidence,
     GenerationResults,
     Leakage,
+    PreferenceResults,
     ProbeResults,
 )
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
@@ -151,7 +155,9 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
     eval_set, history = job.eval_set, job.eval_set.history
     count = len(eval_set.general.probes)
     each = count + len(job.generated_lessons)
-    before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each :]
+    compared = len(eval_set.rated.held_out)
+    end = len(replies) - 2 * compared
+    before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each : end]
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
@@ -169,6 +175,9 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         ),
         text_quality=_measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
+        preference=_compare_replies(
+            eval_set.rated, replies[end : end + compared], replies[end + compared :]
+        ),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
         decided_items=history.decided_items,
@@ -286,6 +295,12 @@ def _measure_generation(
     )
     wanted = sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
     return GenerationResults(len(replies), wanted)
+
+
+def _compare_replies(
+    rated: RatedReplies, before: Sequence[str], after: Sequence[str]
+) -> PreferenceResults:
+    return compare_replies(rated.liked, rated.disliked, before, after) if after else NOTHING_RATED
 
 
 def _measure_leakage(

@@ -148,6 +148,34 @@ NOTHING_GENERATED = GenerationResults()
 
 
 @dataclass(frozen=True, slots=True)
+class PreferenceResults:
+    """Generated replies, compared by a classifier of the rated ones. The field names are stored.
+
+    Attributes:
+        liked: How many liked replies the classifier was fit on.
+        disliked: How many disliked ones.
+        auc: Its AUC on rated replies that it was not fit on; 0.5 is chance.
+        auc_p_value: How likely such an AUC is if thumbs do not depend on the replies (Mann-Whitney).
+        asked: To how many held-out prompts the live stack and the candidate replied.
+        better: How many of the candidate's replies it prefers to the live stack's.
+        worse: How many of the live stack's it prefers.
+        p_value: How likely such scores are if it prefers neither (Wilcoxon's signed-rank test).
+    """
+
+    liked: int = 0
+    disliked: int = 0
+    auc: float = 0.5
+    auc_p_value: float = 1.0
+    asked: int = 0
+    better: int = 0
+    worse: int = 0
+    p_value: float = 1.0
+
+
+NOTHING_RATED = PreferenceResults()
+
+
+@dataclass(frozen=True, slots=True)
 class Leakage:
     """How well trained lessons can be distinguished from held-out ones. The field names are stored.
 
@@ -190,6 +218,7 @@ class Evidence:
     decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
     text_quality: TextQuality = NOT_MEASURED
     generation: GenerationResults = NOTHING_GENERATED
+    preference: PreferenceResults = NOTHING_RATED
     leakage: Leakage = NO_LEAKAGE_MEASURED
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
@@ -234,6 +263,7 @@ class Evidence:
             "decided_items": sorted(self.decided_items | newly_decided),
             "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
+            "preference": asdict(self.preference),
             "leakage": asdict(self.leakage),
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},

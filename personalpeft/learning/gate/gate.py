@@ -46,6 +46,10 @@ from personalpeft.store.store import Store
 from personalpeft.types import Json, Verdict
 
 PROBATION_E_VALUE = 1.2
+MAX_P_VALUE_OF_CLASSIFIER = 0.05
+"""The classifier of rated replies judges only if it predicts thumbs better than by chance."""
+MAX_P_VALUE_OF_PREFERENCE = 0.1
+"""A candidate passes only if the classifier prefers its replies, and not by chance."""
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
 
@@ -190,6 +194,28 @@ def judge(
         # The build goes live without the retracted lessons. Nothing is known of its new ones.
         reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
         return replace(_promote(evidence, *reasons), probation=True)
+    judgement = _judge_lessons(evidence, margins)
+    preference = evidence.preference
+    if judgement.verdict is not Verdict.ABSTAINED or not preference.asked:
+        return judgement
+    if preference.auc_p_value > MAX_P_VALUE_OF_CLASSIFIER:
+        unclear = reason(
+            ReasonCode.PREFERENCE_UNCLEAR, liked=preference.liked, disliked=preference.disliked
+        )
+        return replace(judgement, reasons=(*judgement.reasons, unclear))
+    preferred = reason(
+        ReasonCode.PREFERRED,
+        better=preference.better,
+        worse=preference.worse,
+        asked=preference.asked,
+    )
+    if preference.p_value > MAX_P_VALUE_OF_PREFERENCE:
+        return replace(judgement, reasons=(*judgement.reasons, preferred))
+    return _promote(evidence, preferred)
+
+
+def _judge_lessons(evidence: Evidence, margins: Margins) -> Judgement:
+    """Judge the benefit by the held-out lessons, and by the style of generated replies."""
     any_decides = any(item.improved or item.regressed for item in evidence.undecided)
     is_new = any_decides or not evidence.decided
     items = evidence.undecided if is_new else evidence.decided

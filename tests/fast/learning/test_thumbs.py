@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from backend_makers import continuation, session_spec
-from runtime_makers import ask, open_runtime, pinned, trained_on
+from runtime_makers import ask, correct, open_runtime, pinned, trained_on
 
 from personalpeft import User
 from personalpeft.backends.base import Backend
@@ -74,7 +74,7 @@ def thumbs(user: User, up: int, down: int, **options: int) -> tuple[list[str], l
     return said[:up], said[up:]
 
 
-def test_dislikes_are_trained_with_enough_of_both_kinds_and_never_held_out(home: Path) -> None:
+def test_dislikes_are_trained_with_enough_of_both_kinds(home: Path) -> None:
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         up, down = thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
@@ -82,12 +82,29 @@ def test_dislikes_are_trained_with_enough_of_both_kinds_and_never_held_out(home:
         assert trained_on(ada) | pinned(ada) == set(up)
         down.append(ada.feedback(ask(ada, "one more"), rating=-1))
         ada.learn()
-        assert set(down) <= trained_on(ada)
-        assert not set(down) & pinned(ada)
+        # A quarter judges, and is never trained on.
+        assert set(down) <= trained_on(ada) | pinned(ada)
+        assert len(set(down) & pinned(ada)) == MIN_THUMBS // 4
+        assert not trained_on(ada) & pinned(ada)
         statuses = {status.signal.id: status for status in ada.signal_statuses()}
         assert {statuses[signal].layer for signal in down} == {"style"}
         with pytest.raises(LookupError):
             ada.learn()
+
+
+def test_generated_replies_to_held_out_prompts_judge_thumbs(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        thumbs(ada, 24, 28)
+        report = ada.learn(accept=True)
+        preference = report.scores["preference"]
+        assert (preference["liked"], preference["disliked"]) == (24, 28)
+        assert preference["asked"] == len(pinned(ada)) == 13
+        # The likelihood of the model's own replies judges nothing.
+        assert report.scores["target"]["asked"] == 0
+        # Lessons that the user wrote are judged beside them, as without thumbs.
+        correct(ada, 8, first=100)
+        assert ada.learn().scores["target"]["asked"] > 0
 
 
 @pytest.fixture
