@@ -15,6 +15,7 @@ change.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ class StyleChange:
 
     def matches(self, answer: str) -> bool:
         """Return whether an answer is more similar to the new style than to the old one."""
-        return sum(self.weights.get(each, 0.0) for each in _ngrams(answer)) > 0
+        return sum(self.weights.get(each, 0.0) for each in _ngrams(_mask_numbers(answer))) > 0
 
 
 def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
@@ -116,7 +117,7 @@ def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | N
     if len(newest) < _MIN_MIXED:
         return None
     groups = _divide(newest)
-    answers = _similarities([each.answer for each in newest], least=1)
+    answers = _similarities(_read_answers(newest), least=1)
     if groups is None or _separation(answers, groups) < _MIN_SEPARATION_MIXED:
         return None
     if 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
@@ -137,7 +138,7 @@ def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
     index = min(cuts, key=chances.__getitem__)
     if chances[index] > _MAX_CHANCE:
         return None
-    ngrams, rows = _shared_ngrams([each.answer for each in window])
+    ngrams, rows = _shared_ngrams(_read_answers(window))
     weights = rows[groups].mean(axis=0) - rows[~groups].mean(axis=0)
     return StyleChange(index, dict(zip(ngrams, weights.tolist(), strict=True)))
 
@@ -157,17 +158,30 @@ def _divide(examples: Sequence[PromptResponse]) -> _Mask | None:
 
     Answers that come again and again are labels. How they are written is no style.
     """
-    if 2 * len({each.answer for each in examples}) <= len(examples):
+    answers = _read_answers(examples)
+    if 2 * len(set(answers)) <= len(examples):
         return None
-    answers = _similarities([each.answer for each in examples])
-    groups = _most_similar_groups(answers)
-    if _separation(answers, groups) < _MIN_SEPARATION:
+    similarities = _similarities(answers)
+    groups = _most_similar_groups(similarities)
+    if _separation(similarities, groups) < _MIN_SEPARATION:
         return None
     requests = _similarities([each.request for each in examples])
     if _separation(requests, groups) >= _MAX_SEPARATION_OF_REQUESTS:
         return None
     in_last: _Mask = groups == groups[-1]
     return in_last
+
+
+def _read_answers(examples: Sequence[PromptResponse]) -> list[str]:
+    return [_mask_numbers(each.answer) for each in examples]
+
+
+def _mask_numbers(answer: str) -> str:
+    """Return an answer with 0 for each number.
+
+    A date or a running number in each answer would otherwise be a new style each year or month.
+    """
+    return re.sub(r"\d+", "0", answer)
 
 
 def _most_similar_groups(similarities: _Floats) -> _Mask:

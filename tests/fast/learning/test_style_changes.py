@@ -4,7 +4,7 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,25 @@ def test_edits_without_training_consent_change_no_style(ada: User) -> None:
     assert {status_of(ada, signal).place for signal in old} == {"layer"}
     ada.learn()
     assert set(roles(ada)) == set(old)
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        lambda n: f"({2026 + n // 18}-{12 if n < 18 else 1:02}-{n % 18 + 10})",
+        lambda n: f"[#{980 + n}]",
+        lambda n: f"Ada, {2025 + n // 18}/{2026 + n // 18}",
+    ],
+    ids=["date", "number", "school_year"],
+)
+def test_numbers_in_replies_change_no_style(ada: User, stamp: Callable[[int], str]) -> None:
+    """The year in each reply would otherwise divide the lessons at New Year."""
+    for number in range(36):
+        edit = f"{answer(number, 'signed')} {stamp(number)}"
+        ada.feedback(ask(ada, request(number)), edit=edit)
+    assert {each.reason.code for each in ada.signal_statuses()}.isdisjoint(
+        {ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHANGED_BEFORE}
+    )
 
 
 def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
