@@ -17,7 +17,7 @@ from runtime_makers import FakeTime, ask, correct, greedy, open_runtime
 from personalpeft import Runtime, User
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, IMPROVED_FACTOR
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.learning.gate.probation import (
+from personalpeft.learning.gate.sequential_testing import (
     FeedbackOutcome,
     confirmation_limit,
     sequential_test,
@@ -168,6 +168,21 @@ def test_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ada:
     assert ada.stack().entries == ()
 
 
+def test_dislikes_add_up_over_the_revisions_of_a_user_who_learns_each_night(ada: User) -> None:
+    learned = [ada.stack().entries[0].revision]
+    for night in range(1, 6):
+        dislike(ada, 3)
+        if not ada.stack().entries:
+            break
+        correct(ada, 2, first=10 * night)
+        learned += [str(ada.learn().revision)]
+    assert len(learned) == 2
+    last = ada.history()[-1]
+    assert (last.before, last.after, last.cause) == (learned[-1], None, "withdrawn")
+    (reason,) = from_json(ada.reports()[-1]).reasons
+    assert (reason.data["bad"], reason.data["replies"]) == (6, 8)
+
+
 def test_likes_end_the_probation_and_move_no_head(bo: User) -> None:
     head = bo.stack()
     for number in range(LIKES_OF_BO):
@@ -271,21 +286,22 @@ def test_only_the_users_own_feedback_counts(ada: User) -> None:
     assert ada.stack() == head
 
 
-def test_late_feedback_on_older_replies_changes_nothing_of_a_probation(ada: User) -> None:
+def test_late_feedback_on_older_replies_changes_nothing_of_a_probation(runtime: Runtime) -> None:
     """The replies to compare with are fixed when a revision goes live."""
-    older = [ask(ada, f"older {number}") for number in range(30)]
+    cy = runtime.user("cy")
+    older = [ask(cy, f"older {number}") for number in range(30)]
     for reply in older[:15]:
-        ada.feedback(reply, rating=1)
-    correct(ada, 4, first=60)
-    second = ada.learn().revision
-    before = [CORRECTED] * 5 + [LIKED] * 15 + [CORRECTED] * 4
+        cy.feedback(reply, rating=1)
+    correct(cy, 8, first=60)
+    assert cy.learn().probation
+    before = [LIKED] * 15 + [CORRECTED] * 8
     enough = next(n for n in range(20) if sequential_test(before, [DISLIKED] * n) is not None)
     for reply in older[15:]:
-        ada.feedback(reply, rating=-1)
-    dislike(ada, enough - 1)
-    assert ada.stack().entries[0].revision == second
-    dislike(ada, 1)
-    assert ada.stack().entries[0].revision != second
+        cy.feedback(reply, rating=-1)
+    dislike(cy, enough - 1)
+    assert cy.stack().entries
+    dislike(cy, 1)
+    assert not cy.stack().entries
 
 
 def test_evidence_accumulates_over_learns_and_ends_the_probation(runtime: Runtime) -> None:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.gate.probation import (
+from personalpeft.learning.gate.sequential_testing import (
     MIN_HISTORY,
     FeedbackOutcome,
+    RunFeedback,
     rate_increase_e_values,
     sequential_test,
 )
@@ -63,6 +64,29 @@ def test_revision_as_good_as_before_is_seldom_withdrawn_or_confirmed(
     found = simulate(rates, rates, history)
     assert found["withdrawn"] <= 0.05 * RUNS
     assert found["confirmed"] <= 0.05 * RUNS
+
+
+def simulate_nightly(since: float, history: int, each: int) -> int:
+    """Return how many runs of revisions, with ``each`` rated replies a revision, are withdrawn."""
+    rng = random.Random(f"{since} {history} {each}")
+    withdrawn = 0
+    for _ in range(RUNS):
+        before, replies = draw(rng, history, 0.1, 0.1), draw(rng, REPLIES, since, 0.1)
+        for first in range(0, REPLIES, each):
+            seen = range(first + 1, first + each + 1)
+            run = RunFeedback(before, replies[: first + each], seen) if first else None
+            own = replies[first : first + each]
+            result = sequential_test([*before, *replies[:first]], own, run=run)
+            if result is not None and result.outcome == "withdrawn":
+                withdrawn += 1
+                break
+    return withdrawn
+
+
+@pytest.mark.parametrize("each", [2, 6, 20])
+def test_learns_in_between_do_not_reset_the_evidence_against_a_run(each: int) -> None:
+    assert simulate_nightly(0.3, 200, each) >= 0.7 * RUNS
+    assert simulate_nightly(0.1, 200, each) <= 0.05 * RUNS
 
 
 @pytest.mark.parametrize("history", [0, 5, 19])
