@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from personalpeft.arguments import check_number
-from personalpeft.base_models.tool_calls import assistant_message
+from personalpeft.base_models.tool_calls import assistant_message, read_calls
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
@@ -26,6 +26,9 @@ _FIELDS: Mapping[SignalKind, tuple[str, str]] = {
     SignalKind.PREFERENCE: ("preference", "text"),
     SignalKind.REWARD: ("reward", "value"),
 }
+
+_RECENT_TURNS = 20
+"""Turns among which a reply that calls tools is looked for. Clients send its calls, not its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +198,48 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
     return wanted, tuple(link.turn for link in links if link.conversation == wanted)
 
 
-def find_previous(store: Store, user: str, messages: Sequence[Message]) -> Turn | None:
+def find_previous(
+    store: Store, user: str, messages: Sequence[Message], tool_format: ToolFormat
+) -> Turn | None:
     """Return the turn that a whole prompt continues, for clients that send no ids.
 
-    That is the newest turn whose prompt and reply precede the last message.
+    That is a turn whose prompt and reply precede the new messages: one of the user, or the results
+    of tools. Of several, the one that the same message continued before, which is then regenerated.
+    Else one that nothing continues yet: two chats may begin alike. Else the newest.
     """
-    if len(messages) < 3 or messages[-2].role != "assistant":
+    answers = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    if not answers:
         return None
-    turns = store.ledger.turns_with_reply(user, messages[-2].content)
-    return next((turn for turn in turns if _continues(messages, turn)), None)
+    end = answers[-1]
+    reply, new = messages[end], messages[end + 1 :]
+    if len(new) != 1 and any(each.role != "tool" for each in new):
+        return None
+    candidates = _turns_with(store, user, reply, tool_format)
+    found = [turn for turn in candidates if _continues(messages[:end], turn)]
+    if len(found) < 2:
+        return found[0] if found else None
+    following: dict[str | None, list[str]] = {}
+    for link in store.ledger.conversation_links(user):
+        following.setdefault(link.previous, []).append(link.turn)
+
+    def rank(turn: Turn) -> int:
+        later = [store.ledger.turn(user, each) for each in following.get(turn.id, ())]
+        is_same = any(each.messages[-1] == messages[-1] for each in later)
+        return 0 if is_same else 2 if later else 1
+
+    return min(found, key=rank)
+
+
+def _turns_with(store: Store, user: str, reply: Message, tool_format: ToolFormat) -> Sequence[Turn]:
+    """Return the turns with a reply, newest first. Of calls of tools, only recent turns."""
+    if not reply.tool_calls:
+        return store.ledger.turns_with_reply(user, reply.content)
+    wanted = [(call.name, call.arguments) for call in reply.tool_calls]
+    return [
+        turn
+        for turn in store.ledger.turns(user, limit=_RECENT_TURNS)
+        if [(x.name, x.arguments) for x in read_calls(turn.reply, tool_format)[1]] == wanted
+    ]
 
 
 def drop_oldest(
@@ -268,7 +304,7 @@ def _infer_links(
         messages = turn.messages
         candidates = by_reply.get(messages[-2].content, []) if len(messages) > 2 else []
         for each in reversed(candidates):
-            if _continues(messages, turns[each.turn]):
+            if messages[-2].role == "assistant" and _continues(messages[:-2], turns[each.turn]):
                 return replace(link, conversation=each.conversation, previous=each.turn)
         if last is not None and last.previous is None and turns[last.turn].messages == messages:
             return replace(link, conversation=last.conversation)
@@ -285,17 +321,18 @@ def _infer_links(
         yield link
 
 
-def _continues(messages: Sequence[Message], turn: Turn) -> bool:
-    """Return whether messages end with a turn's prompt, a reply, and one more message.
+def _continues(before: Sequence[Message], turn: Turn) -> bool:
+    """Return whether the messages before a reply end with a turn's prompt.
 
-    Only user messages are compared further back: replies may have been edited, and the beginning of
-    a long conversation dropped.
+    Only user messages are compared: replies may have been edited, and the beginning of a long
+    conversation dropped.
     """
-    if (messages[-3].role, messages[-2].role) != ("user", "assistant"):
+    if not before or before[-1].role not in ("user", "tool"):
         return False
-    prompts = [m.content for m in messages[:-1] if m.role == "user"]
+    prompts = [m.content for m in before if m.role == "user"]
     earlier = [m.content for m in turn.messages if m.role == "user"]
-    return earlier[-len(prompts) :] == prompts
+    is_same_step = [m.role for m in turn.messages[-1:]] == [before[-1].role]
+    return is_same_step and earlier[-len(prompts) :] == prompts
 
 
 def _chain(links: Mapping[str, ConversationLink], end: str) -> list[ConversationLink]:

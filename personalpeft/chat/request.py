@@ -118,7 +118,7 @@ def _continue_conversation(
     if not chat.template:
         return _Position(""), chat.messages
     if chat.conversation_id is None and chat.replaces is None:
-        before = find_previous(store, user, chat.messages)
+        before = find_previous(store, user, chat.messages, services.base.tool_format)
         if before is None:
             return _Position(), chat.messages
         conversation_id = before.conversation_id or conversation_of(store, user, before.id)

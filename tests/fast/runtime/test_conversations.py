@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import open_runtime
 
-from personalpeft import InvalidInput, NotFound, PromptTooLong, Runtime, User
+from personalpeft import InvalidInput, NotFound, PromptTooLong, Reply, Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.chat.conversation import TurnFeedback
 from personalpeft.chat.implicit_feedback import classify_message
@@ -144,6 +145,40 @@ def test_client_that_sends_the_whole_history_continues_its_conversation(
         assert ada.turn(reply).previous == first.turn_id
     elsewhere = ada.chat([{"role": "user", "content": "bye"}, *messages[1:]])
     assert elsewhere.conversation_id != first.conversation_id
+
+
+def test_chats_that_begin_alike_stay_apart_for_a_client_that_sends_the_history(ada: User) -> None:
+    first, second = ada.chat("hi", temperature=0), ada.chat("hi", temperature=0)
+    assert first.text == second.text
+
+    def go_on(text: str) -> Reply:
+        said = [("user", "hi"), ("assistant", first.text), ("user", text)]
+        return ada.chat([{"role": role, "content": content} for role, content in said])
+
+    cats, dogs = go_on("about cats"), go_on("about dogs")
+    assert {cats.conversation_id, dogs.conversation_id} == {
+        first.conversation_id,
+        second.conversation_id,
+    }
+    again = go_on("about cats")
+    assert again.conversation_id == cats.conversation_id
+    assert ada.turn(again).previous == ada.turn(cats).previous
+
+
+def test_tool_loop_of_a_client_that_sends_the_history_is_one_conversation(ada: User) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "what time is it?"}]
+    first = ada.chat(messages, tools=tools, must_call=True)
+    assert [each.name for each in first.tool_calls] == ["clock"]
+    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    messages.append({"role": "tool", "content": "noon", "tool_call_id": "call_1"})
+    second = ada.chat(messages)
+    messages.append({"role": "assistant", "content": second.text})
+    third = ada.chat([*messages, {"role": "user", "content": "thanks"}])
+    assert {each.conversation_id for each in (second, third)} == {first.conversation_id}
+    assert ada.turn(third).previous == second.turn_id
+    assert ada.turn(second).previous == first.turn_id
 
 
 def test_long_conversation_drops_its_oldest_messages_and_counts_them(
