@@ -33,6 +33,19 @@ _EVERYWHERE = "0.0.0.0"
 _FEW = " For more than two users start it again when the home has them, or give --max-batch 16."
 
 
+def _check_origins(
+    context: click.Context, parameter: click.Parameter, origins: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return origins as browsers send them: without a path."""
+    for origin in origins:
+        scheme, mark, host = origin.partition("://")
+        if not (scheme and mark and host) or set("/?# ") & set(host):
+            raise click.BadParameter(
+                f"{origin!a} is no origin. Give scheme and host, such as http://localhost:3000."
+            )
+    return origins
+
+
 @command(
     "serve",
     examples=("serve", "serve --port 8080 --json", "serve --public --name models.home"),
@@ -56,6 +69,15 @@ _FEW = " For more than two users start it again when the home has them, or give 
     multiple=True,
     metavar="HOST",
     help="A host name of this server; can be repeated.",
+)
+@click.option(
+    "--origin",
+    "origins",
+    multiple=True,
+    metavar="URL",
+    callback=_check_origins,
+    help="The origin of another page or desktop app that may use this server, such as"
+    " http://localhost:3000; can be repeated.",
 )
 @option(
     "--max-batch",
@@ -86,6 +108,7 @@ def serve(
     host: str | None,
     public: bool,
     names: tuple[str, ...],
+    origins: tuple[str, ...],
     max_batch: int | None,
     max_queue: int,
     implicit_feedback: ImplicitFeedback,
@@ -152,6 +175,7 @@ def serve(
             runtime,
             owner=common.user_id(),
             names=names,
+            origins=origins,
             limiter=limiter,
             more=[
                 api.blueprint,

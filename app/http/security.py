@@ -10,7 +10,7 @@ size and API key. A view asks:
 Invariants:
 
 - An unknown name in ``Host`` is refused, against DNS rebinding. An address is no name.
-- A page of another origin is refused even with an API key.
+- A page of another origin is refused even with an API key, unless the operator named the origin.
 - Only views marked ``public`` are open without an API key. Only views marked ``allow_workers`` are
   open to workers.
 - A refusal does not tell whether a user exists.
@@ -22,8 +22,9 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from flask import Flask, current_app, g, request
+from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import BadRequest, Forbidden, RequestEntityTooLarge, Unauthorized
 
 from personalpeft.ids import check_user_id
@@ -35,6 +36,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 NO_API_KEY = "A valid API key is needed: Authorization: Bearer <key>, or X-Api-Key: <key>."
 _PUBLIC, _WORKERS = "public", "for_workers"
+_METHODS = "GET, POST, PUT, PATCH, DELETE"
 _FILES, _LARGE = "for_files", "for_large_bodies"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
@@ -93,19 +95,41 @@ def is_open() -> bool:
     return _is_marked(_PUBLIC)
 
 
-def install_auth(app: Flask, api_keys: ApiKeys, names: Collection[str] = ()) -> None:
-    """Check every request. ``names`` are host names besides localhost and addresses."""
-    known = {name.lower() for name in names} | {"localhost"}
+def install_auth(
+    app: Flask,
+    api_keys: ApiKeys,
+    names: Collection[str] = (),
+    origins: Collection[str] = (),
+) -> None:
+    """Check every request.
 
-    def authenticate_request() -> None:
+    Args:
+        app: The app.
+        api_keys: The API keys of the home.
+        names: Host names of the server besides localhost and addresses.
+        origins: Origins of other pages that may use the server, such as "http://localhost:3000".
+    """
+    named = {name.lower() for name in names}
+    known = named | {"localhost"}
+
+    def authenticate_request() -> Response | None:
         host = request.headers.get("Host", "")
         if not _is_ours(host, known):
-            raise BadRequest("The host name is unknown to this server.")
+            raise BadRequest(
+                "The host name is unknown to this server. Start it with --name and that name."
+            )
         origin = request.headers.get("Origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise Forbidden("Pages of another origin may not use this server.")
+        # A proxy may change Host. A page at a name of the server is the server's own.
+        is_own = origin in (f"http://{host}", f"https://{host}") or _host_of(origin) in named
+        if origin is not None and not is_own and origin not in origins:
+            raise Forbidden(
+                "Pages of another origin may not use this server. Start it with --origin and that"
+                " origin to let them."
+            )
+        if origin in origins and request.method == "OPTIONS":
+            return Response(status=204)
         if is_open():
-            return
+            return None
         kind, _, secret = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
             secret = request.headers.get("X-Api-Key", "")
@@ -116,8 +140,22 @@ def install_auth(app: Flask, api_keys: ApiKeys, names: Collection[str] = ()) -> 
         # Before any view, so a view that forgets its checks is closed to workers too.
         if found.worker and not _is_marked(_WORKERS):
             raise Forbidden("A worker's API key only fetches live stacks.")
+        return None
+
+    def allow_origin(response: Response) -> Response:
+        origin = request.headers.get("Origin")
+        if origin is not None and origin in origins:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Allow-Methods"] = _METHODS
+            asked = request.headers.get("Access-Control-Request-Headers", "")
+            response.headers["Access-Control-Allow-Headers"] = asked or "Authorization"
+            response.headers["Access-Control-Expose-Headers"] = "*"
+        if origins:
+            response.vary.add("Origin")
+        return response
 
     app.before_request(authenticate_request)
+    app.after_request(allow_origin)
 
 
 def check_body() -> int:
@@ -143,6 +181,13 @@ def check_body() -> int:
 
 def _is_marked(mark: str) -> bool:
     return hasattr(current_app.view_functions.get(request.endpoint or ""), mark)
+
+
+def _host_of(origin: str | None) -> str | None:
+    try:
+        return urlsplit(origin or "").hostname
+    except ValueError:
+        return None
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:

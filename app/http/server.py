@@ -60,6 +60,7 @@ def make_app(
     *,
     owner: str | None = None,
     names: Collection[str] = (),
+    origins: Collection[str] = (),
     limiter: ConcurrencyLimiter | None = None,
     more: Sequence[Blueprint] = (),
 ) -> Flask:
@@ -69,6 +70,7 @@ def make_app(
         runtime: The open runtime.
         owner: The user that an admin's request without a user means.
         names: Host names to answer to, besides localhost and addresses.
+        origins: Origins of other pages that may use the server.
         limiter: The limit of concurrent requests, by default as many as the engine takes.
         more: Further blueprints, which ``security`` checks too.
     """
@@ -78,7 +80,7 @@ def make_app(
     )
     app.url_map.strict_slashes = False
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of the default provider
-    security.install_auth(app, runtime.api_keys, names)
+    security.install_auth(app, runtime.api_keys, names, origins)
     error_responses.install_error_handlers(app, (runtime.settings.home, runtime.settings.cache))
 
     limiter = limiter or limiter_of(runtime)

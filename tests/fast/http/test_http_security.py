@@ -113,9 +113,42 @@ def test_a_cross_origin_page_is_refused(admin: Caller) -> None:
         "null",
         "http://127.0.0.1:9999",
         "http://localhost:8080",
+        "http://[::1",
     ):
         assert admin.get("/probe", headers={"Origin": origin}).status_code == 403, origin
     assert admin.get("/probe", headers={"Origin": "http://127.0.0.1:8080"}).status_code == 200
+
+
+def test_a_page_at_a_name_of_the_server_is_its_own_behind_a_proxy(
+    runtime: Runtime, admin: Caller
+) -> None:
+    named = replace(admin, app=make_app(runtime, names=["models.home"], more=[_probe()]))
+    for origin in ("https://models.home", "https://models.home:8443"):
+        sent = {"Host": "127.0.0.1:8080", "Origin": origin}
+        assert named.get("/probe", headers=sent).status_code == 200, origin
+    sent = {"Host": "127.0.0.1:8080", "Origin": "https://models.home.evil.example"}
+    assert named.get("/probe", headers=sent).status_code == 403
+
+
+def test_an_origin_that_the_operator_named_may_use_the_server(
+    runtime: Runtime, admin: Caller
+) -> None:
+    origin, header = "http://localhost:3000", "Access-Control-Allow-Origin"
+    allowing = replace(admin, app=make_app(runtime, origins=[origin], more=[_probe()]))
+    preflight = allowing.app.test_client().options(
+        "/probe", headers={"Origin": origin, "Access-Control-Request-Headers": "x-stainless-os"}
+    )
+    assert (preflight.status_code, preflight.headers[header]) == (204, origin)
+    assert preflight.headers["Access-Control-Allow-Headers"] == "x-stainless-os"
+    answer = allowing.get("/probe", headers={"Origin": origin})
+    assert (answer.status_code, answer.headers[header]) == (200, origin)
+    # It still needs an API key, and no other origin is let in.
+    stranger = allowing.app.test_client().get("/probe", headers={"Origin": origin})
+    assert (stranger.status_code, stranger.headers[header]) == (401, origin)
+    other = allowing.get("/probe", headers={"Origin": "http://localhost:3001"})
+    assert other.status_code == 403
+    assert header not in other.headers
+    assert header not in admin.get("/probe").headers
 
 
 @pytest.mark.parametrize(
