@@ -86,6 +86,8 @@ def feedback(
         status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)
     data = {"signal": signal, "turn": about.id, "user": user.id, "status": status}
     emit(common, data, signal)
+    # Background requests of a front end, such as for a title, may be newer than the reply meant.
+    info(common, f"Reply: {excerpt(about.messages[-1].content)} -> {excerpt(about.reply)}")
     info(common, f"Recorded on {about.id}. {_describe_use(status) if status else ''}".rstrip())
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from annotated_types import Ge, Gt, Le, Len
 from flask import Response, jsonify, request
 
-from personalpeft import Reply, ServingFailed, Stream
+from personalpeft import PromptTooLong, Reply, ServingFailed, Stream
 from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import ToolCall
@@ -82,11 +82,8 @@ class Generation:
             for number, prompt in enumerate(prompts):
                 # Each reply of a prompt has its own seed, by which it can be repeated.
                 seed = first + number
-                self.streams.append(
-                    model.user.stream(
-                        prompt, **{**how, **model.options, "seed": seed, "cancelled": gone}
-                    )
-                )
+                options = {**how, **model.options, "seed": seed, "cancelled": gone}
+                self.streams.append(_open_stream(model, prompt, options))
             for stream in self.streams:
                 stream.begin()
             undo.pop_all()
@@ -122,6 +119,18 @@ class Generation:
         """Cancel the replies that are unfinished."""
         for stream in self.streams:
             stream.close()
+
+
+def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Stream:
+    """Start a reply, of fewer tokens than asked for if the context has no room for more."""
+    try:
+        return model.user.stream(prompt, **options)
+    except PromptTooLong as error:
+        # Many clients send the limit of the largest model that they know, whatever the prompt.
+        room = (options["max_tokens"] or 0) - error.excess
+        if room < 1:
+            raise
+        return model.user.stream(prompt, **{**options, "max_tokens": room})
 
 
 def read_all(stream: Stream) -> Reply:

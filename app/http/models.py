@@ -50,6 +50,8 @@ class Models:
             return Model(
                 name, self._runtime.user(self._default_user), {"layers": [], "memory": False}
             )
+        if name == self._runtime.embedder:
+            raise UnknownModel(f"{name} is for /v1/embeddings. GET /v1/models lists the models.")
         user = self._user(whose)
         if not revision:
             return Model(name, user, {})
@@ -65,7 +67,8 @@ class Models:
         """Return up to ``limit`` names with creation times, and whether there are more.
 
         The order is the base, the embedding model, then users by id, each before its revisions. At
-        most ``limit`` + 1 users are read. Raises ``InvalidParameter`` for an unknown ``after``.
+        most ``limit`` + 1 users are read. For the API key of one user, that user is the first:
+        front ends preselect it. Raises ``InvalidParameter`` for an unknown ``after``.
         """
         found = list(islice(self._names(after, limit + 1), limit + 1))
         return found[:limit], len(found) > limit
@@ -109,6 +112,10 @@ class Models:
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
         shared = (self._runtime.base().card.name, self._runtime.embedder)
+        own = caller().user
+        if own is not None:
+            yield from self._names_of(own, shared, after)
+            return
         user = None
         if after is None or after in shared:
             yield from (
@@ -122,14 +129,28 @@ class Models:
             if name not in shared:
                 yield name, since
 
+    def _names_of(
+        self, own: str, shared: tuple[str, str], after: str | None
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the names for the API key of one user."""
+        # The base hides a user of its name.
+        names = [(name, 0) for name in dict.fromkeys((own, *shared))]
+        if own in shared:
+            names.sort(key=lambda each: shared.index(each[0]))
+        names += _of_revisions(self._runtime.user(own))
+        begin = 0
+        if after is not None:
+            known = [name for name, _ in names]
+            if after not in known:
+                raise _unknown_after()
+            begin = known.index(after) + 1
+        yield from names[begin:]
+
     def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
         """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
-        refusal = InvalidParameter(
-            "after must be the name of a model. Start with the first page.", "after"
-        )
+        refusal = _unknown_after()
         try:
-            if not caller().may_act_for(check_user_id(user)):
-                raise refusal
+            check_user_id(user)
             names = list(_of_revisions(self._runtime.user(user, create=False)))
         except InvalidId:
             raise refusal from None
@@ -147,12 +168,6 @@ class Models:
 
     def _users_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the users after ``after`` by id, each before their revisions."""
-        own = caller().user
-        if own is not None:
-            if after is None:
-                yield own, 0
-                yield from _of_revisions(self._runtime.user(own))
-            return
         # The first request creates the owner; until then only the name exists.
         owner = self._owner if after is None or (self._owner or "") > after else None
         while users := self._runtime.users(after=after, limit=batch):
@@ -171,6 +186,12 @@ class Models:
 
 def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
     return ((f"{user.id}@{each.id}", int(each.at.timestamp())) for each in user.revisions())
+
+
+def _unknown_after() -> InvalidParameter:
+    return InvalidParameter(
+        "after must be the name of a model. Start with the first page.", "after"
+    )
 
 
 def _unknown(name: str) -> str:

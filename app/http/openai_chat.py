@@ -124,6 +124,8 @@ class ChatBody(_Body):
     response_format: Annotated[Any, *only({"type": "text"})] = None
     modalities: Annotated[Any, *only(["text"])] = None
     store: Annotated[Any, *only(False)] = False
+    # As in /v1/responses.
+    truncation: Literal["auto", "disabled"] = "disabled"
     # The former name of tools.
     functions: Annotated[Any, *only([])] = None
 
@@ -158,6 +160,7 @@ def blueprint(models: Models) -> Blueprint:
             body.max_completion_tokens or body.max_tokens, stop=body.stop, seed=body.seed
         )
         how |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+        how |= {"truncation": body.truncation}
         return _answer(models, body, [prompt], options.options(how), _Chat(options))
 
     @routes.post("/v1/completions")

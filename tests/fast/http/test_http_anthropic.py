@@ -90,8 +90,9 @@ def test_errors_have_the_types_of_anthropics_client(
 ) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=5, messages=HELLO)
+    long: Any = [{"role": "user", "content": "word " * 5000}]
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.messages.create(model="ada", max_tokens=5000, messages=HELLO)
+        client.messages.create(model="ada", max_tokens=5, messages=long)
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     with (
         anthropic.Anthropic(base_url=site.url, api_key="wrong", max_retries=0) as anonymous,

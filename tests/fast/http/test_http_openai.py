@@ -237,6 +237,26 @@ def test_models_are_listed_in_pages_without_reading_all_users(
     assert read == []
 
 
+def test_a_limit_above_what_the_context_has_left_is_that_rest(admin: Caller) -> None:
+    reply = admin.post(
+        "/v1/chat/completions", {"model": "ada", "messages": HELLO, "max_tokens": 128_000}
+    )
+    assert reply.status_code == 200
+    long = [{"role": "user", "content": "word " * 5000}]
+    for limit in (5, 128_000):
+        sent = {"model": "ada", "messages": long, "max_tokens": limit}
+        refused = admin.post("/v1/chat/completions", sent)
+        assert refused.json["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_chat_may_drop_its_oldest_messages(admin: Caller) -> None:
+    old = {"role": "user", "content": "word " * 3000}, {"role": "assistant", "content": "yes"}
+    sent = {"model": "ada", "messages": [*old, *old, *HELLO], "max_tokens": 5}
+    assert admin.post("/v1/chat/completions", sent).status_code == 400
+    kept = admin.post("/v1/chat/completions", {**sent, "truncation": "auto"})
+    assert kept.status_code == 200
+
+
 def test_a_page_of_models_may_end_within_revisions_and_lists_only_the_callers(
     admin: Caller, ada: Caller, runtime: Runtime
 ) -> None:
@@ -250,13 +270,10 @@ def test_a_page_of_models_may_end_within_revisions_and_lists_only_the_callers(
     assert len(revisions) > 1
     for asked in (admin, ada):
         whole = [model["id"] for model in asked.get("/v1/models").json["data"]]
-        assert whole == [
-            "fake",
-            runtime.embedder,
-            "ada",
-            *revisions,
-            *(["bob"] if asked is admin else []),
-        ]
+        shared = ["fake", runtime.embedder]
+        # Front ends preselect the first.
+        own = ["ada", *shared, *revisions]
+        assert whole == (own if asked is ada else [*shared, "ada", *revisions, "bob"])
         for n, name in enumerate(whole, 1):
             for key in ("after", "after_id"):
                 page = asked.get(f"/v1/models?limit=1&{key}={name}").json
@@ -296,7 +313,7 @@ def test_an_unknown_model_is_model_not_found(site: LocalServer) -> None:
                 ada.chat.completions.create(model=model, messages=HELLO)
             assert refused.value.code == "model_not_found"
             errors[model] = str(refused.value)
-        assert [each.id for each in ada.models.list()] == ["fake", site.runtime.embedder, "ada"]
+        assert [each.id for each in ada.models.list()] == ["ada", "fake", site.runtime.embedder]
     # Another user's model and a missing one give the same error.
     assert errors["bob"].replace("bob", "nobody") == errors["nobody"]
 
