@@ -7,11 +7,10 @@ anew. So an old report holds no forgotten text, and its undo command works now.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from personalpeft import Busy, LearnReport, NotFound, Runtime
+from personalpeft import Busy, LearnReport, NotFound, PersonalPeftError, Runtime
 from personalpeft.formatting import pluralize
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft_app.daemon.journal import ReportWindow, TaskKind
@@ -42,11 +41,19 @@ def run_task(kind: TaskKind, runtime: Runtime, settings: Settings, window: Repor
 
 def _review_probation(runtime: Runtime) -> str:
     ended: list[LearnReport] = []
+    faults: list[PersonalPeftError] = []
     for summary in runtime.iter_users():
         if summary.revisions:
             # A learn reviews it too. A user may be forgotten after the page was read.
-            with suppress(Busy, NotFound):
+            try:
                 ended += runtime.user(summary.id, create=False).review_probation()
+            except (Busy, NotFound):
+                continue
+            except PersonalPeftError as error:
+                # A damaged home of one user does not end the probations of the others.
+                faults.append(error)
+    if faults:
+        raise faults[0]
     return "; ".join(f"{each.user} · {each.layer}: {each.reason}" for each in ended)
 
 

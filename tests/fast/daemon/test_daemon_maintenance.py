@@ -38,6 +38,30 @@ def test_a_probation_decided_during_another_learn_ends_within_the_hour(
     assert message.startswith("ada")
 
 
+def test_a_damaged_adapter_of_one_user_ends_no_probation_of_the_others(world: World) -> None:
+    with world.open_runtime() as runtime:
+        for name, learns in (("ada", 2), ("bo", 1)):
+            user = runtime.user(name)
+            for learn in range(learns):
+                for number in range(6):
+                    asked = user.chat(f"question {learn} {number}", temperature=0)
+                    user.feedback(asked, edit=f"Ahoy! Answer {number}. Arrr!")
+                assert user.learn().probation
+            with runtime._services.store.leases.acquire(f"learn-{name}"):
+                for number in range(8):
+                    user.feedback(user.chat(f"later {number}", temperature=0), rating=-1)
+        first, _ = runtime.user("ada").revisions()
+        blobs = runtime._services.store.blobs
+        blobs.expected_path(first.digest).unlink()
+    world.advance(hours=1)
+    world.run_once()
+    with world.open_runtime() as runtime:
+        assert runtime.user("bo").stack().entries == ()
+        assert runtime.user("ada").stack().entries
+    failed = [line for line in world.log if line.kind == "probation"]
+    assert [line.outcome for line in failed] == [Outcome.FAILED]
+
+
 def test_a_backup_is_made_daily_and_only_the_newest_are_kept(world: World) -> None:
     world.set(backup="copies", copies=2)
     world.correct(9)
