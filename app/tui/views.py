@@ -189,6 +189,7 @@ def report(last: LearnReport | None) -> Content:
         parts += [(f"  {printable(excerpt(source.text, 34))}\n", "") for source in these[:4]]
         if len(these) > 4:
             parts.append((f"  … and {len(these) - 4} more\n", DIM))
+    parts += [(f"\n{use}: {count}\n", "bold") for use, count in last.other_sources]
     for example in last.examples[:2]:
         parts += [
             (f"\n› {printable(excerpt(example.prompt, 34))}\n", "bold"),

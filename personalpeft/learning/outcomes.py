@@ -162,6 +162,19 @@ class SignalUse(_CodeWithText):
     RETRACTED = auto(), "retracted"
 
 
+DECIDED_USES = frozenset(
+    {
+        SignalUse.PENDING,
+        SignalUse.LEARNED,
+        SignalUse.LEARNED_NOT_LIVE,
+        SignalUse.HELD_OUT,
+        SignalUse.TO_BE_HELD_OUT,
+        SignalUse.NO_CAPACITY,
+        SignalUse.TOO_LONG,
+    }
+)
+"""Uses that the build of a report decides. Of all others it has the count."""
+
 OUTSIDE_LAYER_USES = frozenset({SignalUse.OTHER_LAYER, SignalUse.IN_PROMPT, SignalUse.UNUSED})
 """Uses outside the layer of the report: it does not learn from such a signal."""
 

@@ -7,6 +7,7 @@ records the revision. The first reply of a new revision does not wait for its ad
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from personalpeft.learning.candidate import Candidate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.layers import VALID_ON, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
+    DECIDED_USES,
     LearnOutcome,
     MoveCause,
     Placement,
@@ -135,7 +137,11 @@ def report_of(
     if report.revision is not None:
         is_live = report.live or report.revision == plan.head
         use = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
-    return replace(report, sources=_list_sources(services.store, plan, use))
+    sources = _list_sources(services.store, plan, use)
+    # With all signals in each report, a home would grow with the square of time.
+    decided = tuple(each for each in sources if each.use_code in DECIDED_USES)
+    counts = Counter(each.use_code.value for each in sources if each.use_code not in DECIDED_USES)
+    return replace(report, sources=decided, source_counts=dict(counts))
 
 
 def record(services: Services, report: LearnReport) -> LearnReport:

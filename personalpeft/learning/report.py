@@ -71,7 +71,8 @@ class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
 
     ``previous_head`` is the head that the candidate was judged against. For an event it is the
-    revision that is live afterwards. ``revision`` is None where none was built. ``accepted``: live
+    revision that is live afterwards. ``sources`` are the signals whose use the build decided, and
+    ``source_counts`` how many others there are of each use. ``revision`` is None where none was built. ``accepted``: live
     by the user's decision, whatever the gate said. ``removed`` is the personal data that was
     replaced in the lessons of the build. ``capacity`` has the ``parameters`` of a memory,
     the ``tokens`` of its lessons, and ``max_tokens`` and ``recommended_tokens`` of them.
@@ -101,6 +102,7 @@ class LearnReport(HasJson):
     probation: bool = False
     steps: int = 0
     sources: tuple[SignalUsage, ...] = ()
+    source_counts: Mapping[str, int] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
     removed: tuple[RemovedText, ...] = ()
@@ -114,6 +116,11 @@ class LearnReport(HasJson):
         """Whether this left ``revision`` live."""
         promoted = self.outcome in (LearnOutcome.PROMOTED, LearnOutcome.CONFIRMED)
         return self.revision is not None and (self.accepted or promoted)
+
+    @property
+    def other_sources(self) -> tuple[tuple[str, int], ...]:
+        """The uses of ``source_counts`` in words, and their counts."""
+        return tuple((SignalUse(use).text, count) for use, count in self.source_counts.items())
 
     @property
     def reason(self) -> str:
@@ -356,11 +363,11 @@ def _format_removed(report: LearnReport) -> list[str]:
 
 
 def _format_sources(report: LearnReport) -> list[str]:
-    lines = ["", "  signals"] if report.sources else []
+    lines = ["", "  signals"] if report.sources or report.source_counts else []
     for use in dict.fromkeys(source.use for source in report.sources):
         sources = [source for source in report.sources if source.use == use]
         lines += [f"    {use}: {len(sources)}", *_list_sources(sources, _MAX_SOURCES)]
-    return lines
+    return [*lines, *(f"    {use}: {count}" for use, count in report.other_sources)]
 
 
 def _list_sources(sources: Sequence[SignalUsage], limit: int) -> list[str]:

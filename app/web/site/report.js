@@ -102,7 +102,8 @@ function sources(report) {
     [...uses].map(([use, these]) => h("div", {}, h("h3", {}, USES[use] ?? capital(these[0].use)),
       h("ul", { class: "plain" }, these.slice(0, SHOWN).map((source) =>
         h("li", {}, h("span", { class: "dim" }, `${kindName(source.kind)} `), h("span", { class: "words" }, inlineText(excerpt(source.text, 140))))),
-      these.length > SHOWN ? h("li", { class: "dim" }, `and ${these.length - SHOWN} more`) : null))))];
+      these.length > SHOWN ? h("li", { class: "dim" }, `and ${these.length - SHOWN} more`) : null))),
+    Object.entries(report.source_counts ?? {}).map(([use, number]) => h("p", { class: "dim" }, `${USES[use] ?? capital(use.replaceAll("_", " "))}: ${number}`)))];
 }
 
 /** @param {Report} report */

@@ -21,7 +21,7 @@ import { ask, events, file, pages } from "./api.js";
  * @typedef {{ name: string, title: string, is_open: boolean }} Base
  * @typedef {{ base: string, to: string, name: string, outcome: string, verdict: string | null, reason: string, switched: boolean, against_bare_base: boolean, layers: { layer: string, before: string, after: string | null }[], questions: object[], examples: { prompt: string, before: string, after: string }[], improved: number, regressed: number, tied: number }} Rebased
  * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} TrainingStatus
- * @typedef {{ layer: string, outcome: string, verdict: string | null, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
+ * @typedef {{ layer: string, outcome: string, verdict: string | null, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string, use_code: string }[], source_counts?: Record<string, number>, examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, accepted: boolean, error: string, above: Report[] }} Report
  */
 
 export class User extends EventTarget {

@@ -6,11 +6,13 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runtime_makers import correct, open_runtime
 
 from personalpeft.former_names import rename_report
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, SignalUse, reason
@@ -182,3 +184,15 @@ def test_excerpt_of_a_script_without_spaces_shows_its_beginning() -> None:
     text = "それはとても長い文章です。" * 10
     assert excerpt(text).startswith("それはとても長い文章です。")
     assert len(excerpt(text)) == 60
+
+
+def test_reports_of_nightly_learns_grow_with_what_is_new_alone(tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        sizes = []
+        for night in range(8):
+            correct(ada, 8 if night == 0 else 2, first=10 * night)
+            report = ada.learn()
+            sizes.append(len(report.sources))
+            assert len(report.sources) + sum(report.source_counts.values()) == 8 + 2 * night
+        assert sizes == [8] + [2] * 7
