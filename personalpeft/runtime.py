@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -605,12 +605,14 @@ class Runtime(
 
         Closing twice is allowed.
         """
-        for stream in tuple(self._services.streams):
-            stream.close()
-        self._services.model.close()
-        self._services.store.close()
-        # A registered method would keep this home in memory until the program exits.
-        atexit.unregister(self.close)
+        # Also when a turn cannot be recorded, the rest is closed, and then the error is raised.
+        with ExitStack() as parts:
+            # A registered method would keep this home in memory until the program exits.
+            parts.callback(atexit.unregister, self.close)
+            parts.callback(self._services.store.close)
+            parts.callback(self._services.model.close)
+            for stream in self._services.streams.snapshot():
+                parts.callback(stream.close)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,60 @@
+"""A runtime in an app: it closes from any thread, survives a fork and an interrupt, and shows
+what it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from weakref import WeakSet
+
+import pytest
+from runtime_makers import open_runtime
+
+from personalpeft import HomeError
+from personalpeft.store.ledger import Ledger
+
+
+def test_close_ends_streams_while_another_thread_begins_one(home: Path, tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "other") as other, open_runtime(home) as runtime:
+        late = other.user("bo").stream("hello")
+        streams = [runtime.user("ada").stream("hello") for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        beginner = threading.Thread(target=runtime._services.streams.add, args=(late,))
+        resumed = itertools.count()
+
+        def begin(frame: FrameType, event: str, argument: object) -> None:
+            """Begin a stream in another thread after the first stream was read from the set."""
+            is_resumed = event == "call" and frame.f_code is WeakSet.__iter__.__code__
+            if is_resumed and next(resumed) == 1:
+                beginner.start()
+                beginner.join(0.2)
+
+        sys.setprofile(begin)
+        try:
+            runtime.close()
+        finally:
+            sys.setprofile(None)
+        beginner.join(20)
+        assert [stream.reply.finish_reason for stream in streams] == ["cancelled"] * 2
+
+
+def test_close_closes_the_home_although_a_turn_cannot_be_recorded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ledger: Ledger, user: str, **turn: object) -> None:
+        raise HomeError("The disk is full.", hint="Free some space.")
+
+    with open_runtime(home) as runtime:
+        ada = runtime.user("ada")
+        stream = ada.stream("hello")
+        next(stream)
+        monkeypatch.setattr(Ledger, "add_turn", fail)
+        with pytest.raises(HomeError, match="full"):
+            runtime.close()
+        with pytest.raises(HomeError, match="not open"):
+            ada.turns()
