@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
@@ -127,6 +128,7 @@ class Runtime(
             implicit_feedback=implicit_feedback,
             train=train,
         )
+        self._pid = os.getpid()
         # Streams that are open at exit are recorded while the store can still write.
         atexit.register(self.close)
 
@@ -603,8 +605,10 @@ class Runtime(
     def close(self) -> None:
         """Close the home and release the model. Open streams end as cancelled turns.
 
-        Closing twice is allowed.
+        Closing twice is allowed. In a child of ``os.fork`` it does nothing: all is the parent's.
         """
+        if self._pid != os.getpid():
+            return
         # Also when a turn cannot be recorded, the rest is closed, and then the error is raised.
         with ExitStack() as parts:
             # A registered method would keep this home in memory until the program exits.

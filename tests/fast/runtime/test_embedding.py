@@ -5,6 +5,8 @@ what it is.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import FrameType
 from weakref import WeakSet
 
 import pytest
-from runtime_makers import open_runtime
+from runtime_makers import open_runtime, python_environment
 
 from personalpeft import HomeError
 from personalpeft.store.ledger import Ledger
@@ -58,3 +60,59 @@ def test_close_closes_the_home_although_a_turn_cannot_be_recorded(
             runtime.close()
         with pytest.raises(HomeError, match="not open"):
             ada.turns()
+
+
+FORK = """
+import os, signal, sys, threading, time
+import personalpeft
+
+runtime = personalpeft.open(sys.argv[1], backend="fake")
+ada = runtime.user("ada")
+stream = ada.stream("open at the fork")
+next(stream)
+entered, leave = threading.Event(), threading.Event()
+
+def cancelled():
+    entered.set()
+    leave.wait(60)
+    return False
+
+chat = threading.Thread(target=lambda: ada.chat("hello", cancelled=cancelled))
+chat.start()
+entered.wait(60)
+child = os.fork()
+if child == 0:
+    try:
+        next(stream)
+    except personalpeft.HomeError:
+        sys.exit(7)
+    os._exit(1)
+for _ in range(2000):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    time.sleep(0.01)
+else:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    status = signal.SIGKILL
+print(os.waitstatus_to_exitcode(status), len(ada.turns()))
+leave.set()
+chat.join()
+stream.close()
+print(len(ada.turns()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_child_ends_and_leaves_the_parents_streams_alone(
+    home: Path, shared_cache: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=python_environment(shared_cache),
+    )
+    assert (done.stdout.split(), done.stderr) == (["7", "0", "2"], "")
