@@ -17,6 +17,7 @@ import pytest
 from runtime_makers import open_runtime, python_environment
 
 from personalpeft import HomeError
+from personalpeft.store import locks
 from personalpeft.store.ledger import Ledger
 
 
@@ -116,3 +117,39 @@ def test_forked_child_ends_and_leaves_the_parents_streams_alone(
         env=python_environment(shared_cache),
     )
     assert (done.stdout.split(), done.stderr) == (["7", "0", "2"], "")
+
+
+def test_interrupt_at_any_moment_frees_the_write_lock(home: Path) -> None:
+    source = locks.__file__
+    with open_runtime(home) as runtime:
+        for moment in itertools.count():
+            moments = itertools.count()
+
+            def interrupt(
+                frame: FrameType, event: str, argument: object, *, moments=moments, moment=moment
+            ) -> None:
+                """Raise where Python may call the handler of a signal, once."""
+                at_start = event == "call" and frame.f_back is not None
+                code = frame.f_back.f_code if at_start and frame.f_back else frame.f_code
+                if (
+                    event in ("call", "c_return")
+                    and code.co_filename == source
+                    and next(moments) == moment
+                ):
+                    raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                runtime.user(f"ada-{moment}")
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+            finally:
+                sys.setprofile(None)
+            writer = threading.Thread(target=runtime.user, args=(f"bo-{moment}",))
+            writer.start()
+            writer.join(5)
+            assert not writer.is_alive(), f"the lock is held after moment {moment}"
+        assert moment > 10
+        assert runtime.user(f"bo-{moment - 1}", create=False)
