@@ -132,6 +132,10 @@ class Runtime(
         # Streams that are open at exit are recorded while the store can still write.
         atexit.register(self.close)
 
+    def __repr__(self) -> str:
+        base = "fake" if self._card is None else self._card.name
+        return f"Runtime({str(self.settings.home)!r}, base={base!r}, backend={self._backend!r})"
+
     def user(self, user_id: str, *, create: bool = True) -> User:
         """Return a user, created on first use unless ``create=False``.
 

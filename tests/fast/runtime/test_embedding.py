@@ -14,9 +14,9 @@ from types import FrameType
 from weakref import WeakSet
 
 import pytest
-from runtime_makers import open_runtime, python_environment
+from runtime_makers import correct, open_runtime, python_environment
 
-from personalpeft import HomeError
+from personalpeft import Cancelled, HomeError, User
 from personalpeft.store import locks
 from personalpeft.store.ledger import Ledger
 
@@ -153,3 +153,25 @@ def test_interrupt_at_any_moment_frees_the_write_lock(home: Path) -> None:
             assert not writer.is_alive(), f"the lock is held after moment {moment}"
         assert moment > 10
         assert runtime.user(f"bo-{moment - 1}", create=False)
+
+
+def test_learn_that_the_end_of_the_program_stops_is_cancelled(
+    ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    correct(ada, 8)
+
+    def end_program(stage: str, done: float) -> None:
+        # Python sets it before it calls the functions of ``atexit``.
+        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+
+    with pytest.raises(Cancelled):
+        ada.learn(progress=end_program)
+    assert not caplog.records
+    monkeypatch.undo()
+    assert ada.learn().live
+
+
+def test_runtime_and_user_show_what_they_are(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        assert repr(runtime) == f"Runtime({str(home)!r}, base='fake', backend='fake')"
+        assert repr(runtime.user("ada")) == "User('ada')"
