@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -127,8 +128,13 @@ class Runtime(
             implicit_feedback=implicit_feedback,
             train=train,
         )
+        self._pid = os.getpid()
         # Streams that are open at exit are recorded while the store can still write.
         atexit.register(self.close)
+
+    def __repr__(self) -> str:
+        base = "fake" if self._card is None else self._card.name
+        return f"Runtime({str(self.settings.home)!r}, base={base!r}, backend={self._backend!r})"
 
     def user(self, user_id: str, *, create: bool = True) -> User:
         """Return a user, created on first use unless ``create=False``.
@@ -603,14 +609,18 @@ class Runtime(
     def close(self) -> None:
         """Close the home and release the model. Open streams end as cancelled turns.
 
-        Closing twice is allowed.
+        Closing twice is allowed. In a child of ``os.fork`` it does nothing: all is the parent's.
         """
-        for stream in tuple(self._services.streams):
-            stream.close()
-        self._services.model.close()
-        self._services.store.close()
-        # A registered method would keep this home in memory until the program exits.
-        atexit.unregister(self.close)
+        if self._pid != os.getpid():
+            return
+        # Also when a turn cannot be recorded, the rest is closed, and then the error is raised.
+        with ExitStack() as parts:
+            # A registered method would keep this home in memory until the program exits.
+            parts.callback(atexit.unregister, self.close)
+            parts.callback(self._services.store.close)
+            parts.callback(self._services.model.close)
+            for stream in self._services.streams.snapshot():
+                parts.callback(stream.close)
 
     def __enter__(self) -> Self:
         return self

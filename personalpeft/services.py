@@ -164,6 +164,24 @@ class LazyModel:
             _close(engine)
 
 
+class OpenStreams:
+    """The streams that callers still use. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._streams: WeakSet[Stream] = WeakSet()
+        self._lock = threading.RLock()
+
+    def add(self, stream: Stream) -> None:
+        """Add a stream. It leaves by itself when its caller drops it."""
+        with self._lock:
+            self._streams.add(stream)
+
+    def snapshot(self) -> tuple[Stream, ...]:
+        """Return the streams of this moment."""
+        with self._lock:
+            return tuple(self._streams)
+
+
 def _close(engine: Engine | None) -> None:
     if engine is not None:
         engine.close()
@@ -185,7 +203,7 @@ class Services:
     model: LazyModel
     implicit_feedback: ImplicitFeedback = "off"
     train: bool = True
-    streams: WeakSet[Stream] = field(default_factory=WeakSet)
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
     @property
     def base(self) -> Base:

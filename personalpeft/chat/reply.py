@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Self
 from personalpeft.backends.sequence import OutputChunk
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
-from personalpeft.errors import Forgotten, InvalidInput, NotFound
+from personalpeft.errors import Forgotten, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
 from personalpeft.store.store import Store
 from personalpeft.types import FinishReason, Message, Stack, ToolCall, ToolFormat, Turn, Usage
@@ -131,6 +132,11 @@ class Stream(Iterator[str]):
         return self
 
     def __next__(self) -> str:
+        if self._reader.is_forked:
+            raise HomeError(
+                "The reply is generated in the process that this one was forked from.",
+                hint="Read it there, or open the home again.",
+            )
         with self._lock:
             return next(self._text)
 
@@ -152,6 +158,8 @@ class Stream(Iterator[str]):
         Called from another thread than the reader's, it waits for the reader's current piece.
         """
         self._outputs.close()
+        if self._reader.is_forked:
+            return
         with self._lock:
             # The generator runs when a signal handler of the reading thread closes the stream.
             if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
@@ -187,6 +195,12 @@ class _Reader:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reply: Reply | None = None
     forgotten: Forgotten | None = None
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy in a forked child. No thread of the parent exists there."""
+        return self.pid != os.getpid()
 
     def run(self) -> Generator[str, None, None]:
         """Yield the pieces of text, and record the reply at the end, also at an early one."""
@@ -213,7 +227,7 @@ class _Reader:
         finally:
             self.outputs.close()
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
-            if started:
+            if started and not self.is_forked:
                 usage = Usage(self.prompt_tokens, generated)
                 reply = Reply(
                     "".join(text),

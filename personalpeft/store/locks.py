@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -75,23 +75,27 @@ class Lock:
             raise HomeError(
                 f"The home {self._home} is not open in this process.", hint="Open it again."
             )
-        with map_home_errors(self._home):
-            try:
-                self._file_lock.acquire(timeout=timeout)
-            except Timeout:
-                raise self._busy_error() from None
-        with ExitStack() as held:
-            held.callback(self._file_lock.release)
+        # Ctrl-C may raise between any two calls here. So the release is forced, and is repeated if it
+        # was interrupted. It does nothing in a thread that does not hold the lock.
+        try:
             with map_home_errors(self._home):
+                try:
+                    self._file_lock.acquire(timeout=timeout)
+                except Timeout:
+                    raise self._busy_error() from None
                 self._holder_file = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
-                held.callback(os.close, self._holder_file)
                 self._since = self._now().isoformat(timespec="seconds")
                 self.set_status("")
+            yield
+        finally:
             try:
-                yield
+                self._clear_holder()
             finally:
-                with map_home_errors(self._home):
-                    self._write_holder("")
+                try:
+                    self._file_lock.release(force=True)
+                except BaseException:
+                    self._file_lock.release(force=True)
+                    raise
 
     def set_status(self, status: str) -> None:
         """Write the holder's name and status beside the lock.
@@ -106,13 +110,24 @@ class Lock:
             "since": self._since,
             "doing": status,
         }
-        self._write_holder(json.dumps(holder, ensure_ascii=False))
+        self._write_holder(self._holder_file, json.dumps(holder, ensure_ascii=False))
 
-    def _write_holder(self, text: str) -> None:
+    def _clear_holder(self) -> None:
+        """Empty and close the file that names the holder, if this thread holds the lock."""
+        if not self._file_lock.is_locked or self._holder_file == -1:
+            return
+        file, self._holder_file = self._holder_file, -1
+        try:
+            with map_home_errors(self._home):
+                self._write_holder(file, "")
+        finally:
+            os.close(file)
+
+    def _write_holder(self, file: int, text: str) -> None:
         # The old content is overwritten with the same length. Some file systems flush a file that
         # is truncated and written again. Each write would then be as slow as its commit.
-        os.lseek(self._holder_file, 0, os.SEEK_SET)
-        os.write(self._holder_file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
+        os.lseek(file, 0, os.SEEK_SET)
+        os.write(file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
 
     def _busy_error(self) -> Busy:
         holder = _read_holder(self._holder_path)

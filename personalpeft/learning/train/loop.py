@@ -186,7 +186,13 @@ class _Run:
         # Copied here, because the next step changes the session while this one is written.
         state = self.session.state()
         self.wait_for_checkpoint()
-        self._write = self._writer.submit(_write_checkpoint, self.job, self.step, state)
+        try:
+            self._write = self._writer.submit(_write_checkpoint, self.job, self.step, state)
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            # Python takes no more work once the program ends, and a daemon thread may still learn.
+            raise cancelled_error("at the end of the program") from None
         self.job.progress(self.step, self.steps)
 
     def wait_for_checkpoint(self) -> None:
