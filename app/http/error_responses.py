@@ -60,7 +60,11 @@ _ANTHROPIC = {
 }
 _ROUTES_HINT = "GET /api/v1/openapi.json lists all addresses below /api/v1."
 _NO_ROUTE = {
-    404: ("There is nothing at this address.", _ROUTES_HINT),
+    # Client libraries show the message alone.
+    404: (
+        "There is nothing at this address. The APIs of OpenAI and Anthropic are below /v1.",
+        _ROUTES_HINT,
+    ),
     405: ("This address does not take this method.", _ROUTES_HINT),
 }
 

@@ -270,7 +270,14 @@ def _answer(
         {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
     ]
     return batch.response(
-        {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)},
+        {
+            **head,
+            # Some client libraries keep nothing but the id, and feedback needs the turn.
+            "id": replies[0].turn_id,
+            "object": form.whole,
+            "choices": choices,
+            "usage": _usage(replies),
+        },
         replies[0],
         turns=[reply.turn_id for reply in replies],
     )

@@ -16,7 +16,7 @@ from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.validation import Body, Ignored, LongText
 
-_MAX_TEXTS = 256
+_MAX_TEXTS = 2048
 _PAGE, _LONGEST_PAGE = 100, 1000
 
 
