@@ -240,12 +240,15 @@ def open(
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warn_renamed(f"personalpeft.{name}", _RENAMED[name])
-        name = _RENAMED[name]
-    if name in _LAZY:
-        from importlib import import_module
+# Hidden from type checkers, which would otherwise accept any name.
+if not TYPE_CHECKING:
 
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _RENAMED:
+            warn_renamed(f"personalpeft.{name}", _RENAMED[name])
+            name = _RENAMED[name]
+        if name in _LAZY:
+            from importlib import import_module
+
+            return getattr(import_module(_LAZY[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

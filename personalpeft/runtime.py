@@ -609,7 +609,9 @@ class Runtime(
     def close(self) -> None:
         """Close the home and release the model. Open streams end as cancelled turns.
 
-        Closing twice is allowed. In a child of ``os.fork`` it does nothing: all is the parent's.
+        Closing twice is allowed. In a child of ``os.fork`` it does nothing: all is the parent's. A
+        signal handler must not call it, since it may wait for what it interrupted. Let the handler
+        raise, as ``sys.exit`` does.
         """
         if self._pid != os.getpid():
             return

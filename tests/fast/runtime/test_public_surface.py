@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 import subprocess
@@ -160,6 +161,12 @@ def test_public_names_are_these_and_each_has_a_docstring() -> None:
         assert inspect.getdoc(getattr(personalpeft, name)), name
     with pytest.raises(AttributeError, match="nonsense"):
         personalpeft.nonsense  # noqa: B018
+
+
+def test_misspelled_name_is_an_error_for_type_checkers() -> None:
+    module = ast.parse(inspect.getsource(personalpeft))
+    functions = {each.name for each in module.body if isinstance(each, ast.FunctionDef)}
+    assert functions == {"open"}
 
 
 def test_user_methods_are_these_and_each_has_a_docstring() -> None:
