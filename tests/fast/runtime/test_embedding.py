@@ -14,9 +14,9 @@ from types import FrameType
 from weakref import WeakSet
 
 import pytest
-from runtime_makers import correct, open_runtime, python_environment
+from runtime_makers import open_runtime, python_environment
 
-from personalpeft import Cancelled, HomeError, User
+from personalpeft import HomeError
 from personalpeft.store import locks
 from personalpeft.store.ledger import Ledger
 
@@ -155,20 +155,40 @@ def test_interrupt_at_any_moment_frees_the_write_lock(home: Path) -> None:
         assert runtime.user(f"bo-{moment - 1}", create=False)
 
 
-def test_learn_that_the_end_of_the_program_stops_is_cancelled(
-    ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+_LEARNING_PROGRAM = """
+import sys, threading, time
+import personalpeft
+from runtime_makers import correct
+
+runtime = personalpeft.open(sys.argv[1], backend="fake")
+ada = runtime.user("ada")
+correct(ada, 8)
+began = threading.Event()
+
+def show(stage, done):
+    began.set()
+    time.sleep(0.05)
+
+threading.Thread(target=lambda: ada.learn(progress=show), daemon=True).start()
+began.wait()
+"""
+
+
+def test_learn_that_the_end_of_the_program_stops_logs_no_fault(
+    home: Path, shared_cache: Path
 ) -> None:
-    correct(ada, 8)
-
-    def end_program(stage: str, done: float) -> None:
-        # Python sets it before it calls the functions of ``atexit``.
-        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
-
-    with pytest.raises(Cancelled):
-        ada.learn(progress=end_program)
-    assert not caplog.records
-    monkeypatch.undo()
-    assert ada.learn().live
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, "-c", _LEARNING_PROGRAM, str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=python_environment(shared_cache) | paths,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "failed" not in ended.stderr
+    with open_runtime(home) as runtime:
+        assert runtime.user("ada").learn().live
 
 
 def test_runtime_and_user_show_what_they_are(home: Path) -> None:
