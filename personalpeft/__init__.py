@@ -205,7 +205,7 @@ def open(
     from dataclasses import replace
     from pathlib import Path
 
-    from personalpeft.arguments import check_types
+    from personalpeft.arguments import check_functions, check_types
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Serving, VllmServer, resolve
@@ -222,8 +222,9 @@ def open(
         vllm=(vllm, VllmServer | None),
         passphrase=(passphrase, str | None),
     )
-    if not callable(progress):
-        raise InvalidInput("progress must be a function.", hint="See personalpeft.open.")
+    check_functions(progress=progress)
+    if home == "":
+        raise InvalidInput("The home is an empty path.", hint="Give None for the default.")
     settings = resolve(home, os.environ, passphrase)
     if passphrase is not None:
         check_takes_passphrase(settings.home)

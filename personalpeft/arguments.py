@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -20,6 +23,40 @@ def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
                 f"{name} must be {' or '.join(words)}, got {type(value).__name__}.",
                 hint=f"See {where}.",
             )
+
+
+def check_flags(**flags: object) -> None:
+    """Raise ``InvalidInput`` unless each argument is True or False. A text such as "no" is true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidInput(
+                f"{name} must be True or False, got {value!a:.40}.", hint="Give True or False."
+            )
+
+
+def check_functions(**functions: object) -> None:
+    """Raise ``InvalidInput`` unless each argument can be called."""
+    for name, value in functions.items():
+        if not callable(value):
+            raise InvalidInput(
+                f"{name} must be a function, got {value!a:.40}.", hint="Give a function."
+            )
+
+
+def check_list(name: str, value: object) -> None:
+    """Raise ``InvalidInput`` unless the value of an argument is a list or another collection."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(
+            f"{name} must be a list, got {type(value).__name__}.",
+            hint="Give a list, also for a single item.",
+        )
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return the value of an argument as a path. Raises ``InvalidInput``."""
+    if not isinstance(value, str | PathLike):
+        raise InvalidInput(f"{name} must be a path, got {value!a:.40}.", hint="Give a path.")
+    return Path(value)
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:

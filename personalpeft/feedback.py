@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from personalpeft.arguments import check_number, check_types
+from personalpeft.arguments import check_flags, check_list, check_number, check_types
 from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_prompt, check_text
@@ -103,6 +103,7 @@ def teach_many(
     if skill is not None:
         check_skill_name(skill)
     check_source(source)
+    check_list("demonstrations", demonstrations)
     common = {"skill": skill, **training_payload(services, user, train)}
     payloads = [{**_parse_demonstration(each), **common} for each in demonstrations]
     return services.store.ledger.add_signals(
@@ -182,6 +183,7 @@ def retract(
     services: Services, user: str, ids: Sequence[str], *, training_only: bool
 ) -> tuple[Signal, ...]:
     """Implement ``User.retract``, which documents the arguments."""
+    check_flags(training_only=training_only)
     if not ids:
         raise InvalidInput("No signal was named.", hint="Give the id of a signal.")
     ledger = services.store.ledger

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,14 @@ from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
-from personalpeft.arguments import check_choice
+from personalpeft.arguments import (
+    check_choice,
+    check_flags,
+    check_functions,
+    check_list,
+    check_path,
+    check_types,
+)
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import FEW, BackendChoice, check_backend, choose_backend
@@ -142,6 +149,7 @@ class Runtime(
         Raises ``InvalidId``, and ``NotFound`` with the nearest existing name.
         """
         check_user_id(user_id)
+        check_flags(create=create)
         if create:
             self._services.store.catalog.ensure_user(user_id)
         else:
@@ -192,7 +200,8 @@ class Runtime(
         Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,
         ``InvalidInput`` if the user exists, ``InvalidId``.
         """
-        return import_user(self._services.store, self._services.model.base, Path(file), as_user)
+        path = check_path("file", file)
+        return import_user(self._services.store, self._services.model.base, path, as_user)
 
     def forget_user(
         self,
@@ -224,6 +233,8 @@ class Runtime(
             MissingPackage: A certificate needs the package cryptography.
         """
         check_user_id(user_id)
+        check_flags(dry_run=dry_run, certificate=certificate)
+        check_functions(progress=progress)
         return forget_user(
             self._services,
             self._api_keys,
@@ -239,6 +250,9 @@ class Runtime(
         Only this home can tell, since it has the key that names them. Raises ``HomeError``,
         ``Damaged``.
         """
+        check_types(
+            "Runtime.items_with_text", certificate=(certificate, Certificate), text=(text, str)
+        )
         return items_with_text(self._services.store, certificate, text)
 
     @accept_renamed_arguments(memory="max_memory_mb")
@@ -279,11 +293,7 @@ class Runtime(
             InvalidId: An id is invalid.
             InvalidInput: A user is named twice, or an argument has a wrong value.
         """
-        if isinstance(users, str) or not isinstance(users, Iterable):
-            raise InvalidInput(
-                f"users must be a list of ids, got {type(users).__name__}.",
-                hint="Give a list, also for a single user.",
-            )
+        check_list("users", users)
         ids = [check_user_id(user) for user in users]
         if len(set(ids)) != len(ids):
             raise InvalidInput("A user is named twice.", hint="Name each user once.")
@@ -343,6 +353,9 @@ class Runtime(
             Busy, Cancelled, ServingFailed: See ``User``.
         """
         self.user(user_id, create=False)
+        check_types("Runtime.rebase", to=(to, str | Path))
+        check_flags(accept=accept, compare_only=compare_only)
+        check_functions(progress=progress, cancelled=cancelled)
         if self._backend == "fake" and to != "fake":
             # The fake backend reads no card, and an unknown name is an error there too.
             find_card(to, cards=[self.settings.home / "models"])
@@ -401,6 +414,10 @@ class Runtime(
             WeightsError, CardError: The base cannot be used.
             HomeError: The home cannot be written.
         """
+        check_list("bundles", bundles)
+        bundles = tuple(bundles)
+        for bundle in bundles:
+            check_types("Runtime.learn_bundles", bundle=(bundle, bytes))
         options = LearnOptions(
             max_memory_mb=max_memory_mb, progress=progress, cancelled=cancelled, paused=paused
         )
@@ -429,7 +446,8 @@ class Runtime(
 
         Raises ``InvalidInput``, ``MissingPackage``.
         """
-        if isinstance(texts, str) or not texts:
+        check_list("texts", texts)
+        if not texts:
             raise InvalidInput(
                 "texts must be a list that is not empty.", hint="Give a list of texts."
             )
@@ -461,6 +479,7 @@ class Runtime(
         The file is adapter_config.json or adapter_model.safetensors. It exists while the stack is
         published or serves a request. Loads no model. Raises ``NotFound``.
         """
+        check_types("Runtime.read_published_file", digest=(digest, str), file=(file, str))
         return read_published_adapter(self._published_folder(), digest, file)
 
     def publish(
@@ -491,7 +510,12 @@ class Runtime(
             Busy: Another program publishes from this home.
             HomeError: The home cannot be written.
         """
-        place = self._published_folder() if to is None else Path(to).expanduser().absolute()
+        if users is not None:
+            check_list("users", users)
+        check_functions(progress=progress)
+        place = self._published_folder()
+        if to is not None:
+            place = check_path("to", to).expanduser().absolute()
         return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
@@ -527,6 +551,7 @@ class Runtime(
             Cancelled, ServingFailed: See ``User``.
             HomeError: The home cannot be written.
         """
+        check_functions(progress=progress, cancelled=cancelled)
         report = repair(self._services, progress=progress, cancelled=cancelled)
         return dataclasses.replace(report, problems=self.verify())
 
@@ -541,6 +566,8 @@ class Runtime(
 
         ``dry_run`` only reports. Raises ``HomeError``, ``Busy``.
         """
+        check_flags(dry_run=dry_run)
+        check_functions(progress=progress)
         report = collect_garbage(
             self._services.store,
             dry_run=dry_run,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from personalpeft.arguments import check_list
 from personalpeft.errors import BaseMismatch, NotFound, ServingFailed
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.outcomes import MoveCause
@@ -30,11 +31,12 @@ def enabled_stack(services: Services, user: str) -> Stack:
 
 def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack:
     """Return what is live of some layers. Raises ``NotFound`` for one that the user lacks."""
+    check_list("layers", layers)
+    layers = [check_layer_name(name) for name in layers]
     stack = live_stack(services, user)
     existing = {layer.name for layer in services.store.catalog.layers(user)}
     for name in layers:
         if name not in existing:
-            check_layer_name(name)
             raise NotFound(
                 f"{user} has no layer {name}.",
                 hint=f"There is {', '.join(sorted(existing)) or 'none yet'}.",

@@ -17,7 +17,14 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from personalpeft import adapter_io, archive, erasure, feedback, learn_bundles, stacks
 from personalpeft.adapter_io import MergedForm
 from personalpeft.archive import ExportSummary
-from personalpeft.arguments import check_choice, check_number, check_types
+from personalpeft.arguments import (
+    check_choice,
+    check_flags,
+    check_functions,
+    check_number,
+    check_path,
+    check_types,
+)
 from personalpeft.chat import compare, request, validation
 from personalpeft.chat.compare import Comparison
 from personalpeft.chat.conversation import (
@@ -151,6 +158,9 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         messages = validation.attach_tools(
             validation.check_prompt(prompt), validation.check_tools(tools), must_call
         )
+        check_flags(memory=memory, template=template, logprobs=logprobs)
+        if cancelled is not None:
+            check_functions(cancelled=cancelled)
         continues = conversation_id is not None or replaces is not None
         if truncation is not None:
             check_choice("truncation", truncation, Truncation)
@@ -567,6 +577,9 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             Cancelled: ``cancelled`` returned True.
             QueueFull, ServingFailed, PromptTooLong: As for ``chat``.
         """
+        check_flags(memory=memory)
+        if cancelled is not None:
+            check_functions(cancelled=cancelled)
         return compare.compare(
             self._services,
             self.id,
@@ -673,6 +686,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             Forgotten: It was forgotten.
             Cancelled, ServingFailed: See ``User``.
         """
+        check_functions(progress=progress, cancelled=cancelled)
         return reproduce(self._services, self.id, revision, progress=progress, cancelled=cancelled)
 
     def set_weight(self, layer: str, weight: float) -> None:
@@ -735,6 +749,14 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             HomeError: The home cannot be written.
             MissingPackage: A certificate needs the package cryptography.
         """
+        check_flags(
+            conversation=conversation,
+            rebuild=rebuild,
+            dry_run=dry_run,
+            certificate=certificate,
+            reproduce=reproduce,
+        )
+        check_functions(progress=progress, cancelled=cancelled)
         if reproduce and not certificate:
             raise InvalidInput(
                 "reproduce is a part of a certificate.", hint="Give certificate=True as well."
@@ -824,6 +846,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
 
         ``current=False`` includes superseded and retracted ones.
         """
+        check_flags(current=current)
         return self._services.store.ledger.signals(self.id, current=current)
 
     def signal_statuses(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
@@ -831,6 +854,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
 
         ``current=False`` includes superseded and retracted signals.
         """
+        check_flags(current=current)
         return list_signal_status(self._services.store, self.id, current=current)
 
     def pending(self) -> Pending:
@@ -906,6 +930,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             Busy: See ``User``.
             HomeError: The home cannot be written.
         """
+        check_types("User.apply_learn", result=(result, bytes))
         return learn_bundles.apply_result(self._services, self.id, result)
 
     # Import and export
@@ -918,7 +943,10 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         it. Raises ``InvalidInput`` if the file exists or cannot be written, or is too large to be
         imported.
         """
-        return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
+        check_flags(adapters=adapters)
+        return archive.export_user(
+            self._services.store, self.id, check_path("file", file), adapters=adapters
+        )
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Write the live stack, or one layer of it, as a new folder that PEFT loads as one LoRA.
@@ -926,7 +954,9 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Returns the absolute path. Raises ``InvalidInput`` if the folder is not empty, ``NotFound``
         if nothing is live.
         """
-        return adapter_io.export_peft_folder(self._services, self.id, Path(folder), layer)
+        return adapter_io.export_peft_folder(
+            self._services, self.id, check_path("folder", folder), layer
+        )
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
@@ -934,7 +964,9 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Returns the revision. Raises ``AdapterError`` for an adapter that is damaged, hostile,
         unsupported or not for this base.
         """
-        return adapter_io.import_peft_folder(self._services, self.id, Path(folder), layer)
+        return adapter_io.import_peft_folder(
+            self._services, self.id, check_path("folder", folder), layer
+        )
 
     def copy_layer(self, layer: str, new_layer: str) -> Revision:
         """Copy what is live of a layer into another layer and make it live there, without a gate.
@@ -974,7 +1006,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             Busy, Cancelled, ServingFailed: See ``User``.
         """
         options = LearnOptions(accept=accept, progress=progress, cancelled=cancelled)
-        adapter = adapter_io.read_peft_folder(self._services, Path(folder), layer)
+        adapter = adapter_io.read_peft_folder(self._services, check_path("folder", folder), layer)
         return Learner.from_services(self._services).propose(self.id, adapter, options)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
@@ -983,11 +1015,11 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Returns the absolute path. Raises as ``export_peft``, and ``InvalidInput`` for a base that
         has no GGUF form here.
         """
-        return adapter_io.export_gguf(self._services, self.id, Path(file), layer)
+        return adapter_io.export_gguf(self._services, self.id, check_path("file", file), layer)
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import a GGUF LoRA as ``import_peft`` imports a folder. Also raises ``InvalidInput``."""
-        return adapter_io.import_gguf(self._services, self.id, Path(file), layer)
+        return adapter_io.import_gguf(self._services, self.id, check_path("file", file), layer)
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
         """Write the base with the live stack merged into its weights, into a new folder.
@@ -996,4 +1028,4 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Modelfile. The copy is as large as the base, and later learns do not change it. Returns the
         absolute path. Raises as ``export_gguf``.
         """
-        return adapter_io.export_merged(self._services, self.id, Path(folder), form)
+        return adapter_io.export_merged(self._services, self.id, check_path("folder", folder), form)

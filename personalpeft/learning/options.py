@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft.arguments import check_choice, check_number
+from personalpeft.arguments import check_choice, check_flags, check_functions, check_number
 from personalpeft.deprecation import warn_renamed
-from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.errors import Cancelled, InvalidInput, PersonalPeftError
 from personalpeft.former_names import START
 from personalpeft.learning.train.config import Start
 from personalpeft.plugins import CheckedVerifier
@@ -70,6 +70,13 @@ class LearnOptions:
             warn_renamed(f"start={self.start!r}", f"start={start!r}")
             object.__setattr__(self, "start", start)
         check_choice("start", self.start, Start)
+        check_flags(dry_run=self.dry_run, accept=self.accept)
+        check_functions(progress=self.progress, cancelled=self.cancelled, paused=self.paused)
+        if self.recipe is not None and not isinstance(self.recipe, Mapping):
+            kind = type(self.recipe).__name__
+            raise InvalidInput(
+                f"recipe must be a mapping, got {kind}.", hint="Give fields and their values."
+            )
         for name in ("seconds", "steps", "max_memory_mb"):
             if (budget := getattr(self, name)) is not None:
                 check_number(name, budget, 0, above=True, whole=name == "steps")

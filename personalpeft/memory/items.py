@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from personalpeft.arguments import check_list
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
@@ -75,11 +76,7 @@ def check_item_text(text: object, *, what: str) -> str:
 
 def check_fact_questions(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
     """Return the payload for the questions and answer of a fact. Raises ``InvalidInput``."""
-    if isinstance(questions, str) or not isinstance(questions, Iterable):
-        raise InvalidInput(
-            f"questions must be a list of texts, got {type(questions).__name__}.",
-            hint="Give a list, also for a single question.",
-        )
+    check_list("questions", questions)
     checked = {
         "questions": [check_item_text(question, what="question") for question in questions],
         "answer": None if answer is None else check_item_text(answer, what="answer"),

@@ -22,7 +22,7 @@ from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
-from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
+from personalpeft.store.id_lookup import check_is_text, resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
     append_and_apply,
     check_revision,
@@ -114,6 +114,7 @@ class Catalog:
             InvalidId: ``after`` is not a user id.
         """
         check_number("limit", limit, 1, whole=True)
+        check_is_text(search, "search text")
         start = "" if after is None else check_user_id(after)
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         found = self._database.fetch_all(sql, start, search, limit)
@@ -332,6 +333,7 @@ class Catalog:
         Raises ``InvalidInput``, and ``NotFound`` for a layer that was neither built nor taught.
         """
         check_choice("scope", scope, Scope)
+        check_is_text(layer, "layer")
         with self._database.write_transaction() as db:
             db.execute(_ADD_TAUGHT_LAYER, [user, layer])
         self._update_layer(user, layer, "scope", scope)

@@ -35,7 +35,7 @@ def resolve_user(db: sqlite3.Connection, user: str) -> str:
 def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
     """Return the layer's name. Raises ``NotFound`` with the nearest in the hint."""
     resolve_user(db, user)
-    _check_text(layer, "layer")
+    check_is_text(layer, "layer")
     names = _ids(db, "select name as id from layer where user = ?", user)
     if layer in names:
         return layer
@@ -62,7 +62,7 @@ def resolve_id(
         InvalidInput: Several ids fit; the message lists them.
     """
     resolve_user(db, user)
-    _check_text(prefix, f"id of a {table}")
+    check_is_text(prefix, f"id of a {table}")
     ids = _candidates(db, table, user, prefix, layer) if prefix and prefix.isascii() else []
     if prefix in ids:
         return prefix
@@ -134,7 +134,8 @@ def _ids(db: sqlite3.Connection, sql: str, *parameters: object) -> list[str]:
     return [row["id"] for row in fetch_all(db, sql, *parameters)]
 
 
-def _check_text(value: object, what: str) -> None:
+def check_is_text(value: object, what: str) -> None:
+    """Raise ``InvalidInput`` unless a value that is looked up is a string."""
     if not isinstance(value, str):
         raise InvalidInput(
             f"The {what} must be a string, got {value!a:.80}.", hint="Give a string."

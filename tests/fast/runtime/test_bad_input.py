@@ -337,6 +337,44 @@ def test_impossible_operation_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda runtime, ada: ada.chat("x", layers=5), "layers must be a list, got int"),
+        (lambda runtime, ada: ada.chat("x", layers=[{}]), "got {}"),
+        (lambda runtime, ada: ada.chat("x", memory="no"), "memory must be True or False"),
+        (lambda runtime, ada: ada.chat("x", cancelled=5), "cancelled must be a function"),
+        (lambda runtime, ada: ada.teach_many(None), "demonstrations must be a list"),
+        (lambda runtime, ada: ada.scope({}, "near"), "must be a string, got {}"),
+        (lambda runtime, ada: ada.learn(accept="no"), "accept must be True or False, got 'no'"),
+        (lambda runtime, ada: ada.learn(progress=5), "progress must be a function"),
+        (lambda runtime, ada: ada.learn("style", recipe=5), "recipe must be a mapping"),
+        (lambda runtime, ada: ada.forget("last", dry_run="no"), "dry_run"),
+        (lambda runtime, ada: ada.forget("last", cancelled=5), "cancelled"),
+        (lambda runtime, ada: ada.signals(current="no"), "current"),
+        (lambda runtime, ada: ada.retract("last", training_only="no"), "training_only"),
+        (lambda runtime, ada: ada.export(5), "file must be a path, got 5"),
+        (lambda runtime, ada: ada.import_peft(None), "folder must be a path"),
+        (lambda runtime, ada: ada.apply_learn(5), "result must be bytes"),
+        (lambda runtime, ada: runtime.users(search=[]), "must be a string, got []"),
+        (lambda runtime, ada: runtime.rebase("ada", 5), "to must be str or Path"),
+        (lambda runtime, ada: runtime.forget_user("ada", dry_run="no"), "dry_run"),
+        (lambda runtime, ada: runtime.learn_bundles(5), "bundles must be a list"),
+        (lambda runtime, ada: runtime.learn_bundles(["x"]), "bundle must be bytes"),
+        (lambda runtime, ada: runtime.embed(5), "texts must be a list"),
+        (lambda runtime, ada: runtime.items_with_text(None, "x"), "certificate"),
+        (lambda runtime, ada: runtime.collect_garbage(dry_run="no"), "dry_run"),
+    ],
+)
+def test_argument_of_a_wrong_type_is_refused(
+    sample_home: SampleHome, act: Callable[[Runtime, User], object], words: str
+) -> None:
+    with home_unchanged(sample_home.home), pytest.raises(InvalidInput) as raised:
+        act(sample_home.runtime, sample_home.ada)
+    assert words in raised.value.message
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
     "act",
     [
         lambda ada: ada.rollback("memory"),
@@ -479,6 +517,7 @@ def test_looking_up_an_unknown_user_does_not_create_it(sample_home: SampleHome) 
         ({"serving": {"max_batch": 2}}, InvalidInput, "serving"),
         ({"progress": 5}, InvalidInput, "progress"),
         ({"train": "no"}, InvalidInput, "train"),
+        ({"home": ""}, InvalidInput, "empty path"),
         ({"implicit_feedback": "on"}, InvalidInput, "implicit_feedback"),
     ],
 )
@@ -486,7 +525,7 @@ def test_refused_open_creates_no_home(
     tmp_path: Path, more: dict[str, Any], error: type[PersonalPeftError], words: str
 ) -> None:
     with pytest.raises(error) as raised:
-        personalpeft.open(tmp_path / "home", **more)
+        personalpeft.open(**{"home": tmp_path / "home", **more})
     assert words in raised.value.message
     assert raised.value.hint
     assert not (tmp_path / "home").exists()
