@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -87,13 +87,22 @@ class NothingCause(StrEnum):
 
 
 class NothingToLearn(PersonalPeftError, LookupError):
-    """No signal is new since the last ``learn``. ``cause`` is the reason."""
+    """No signal is new since the last ``learn``. ``cause`` is the reason.
+
+    ``signals`` are the ids of those that are too long, or for which the layer has no capacity.
+    """
 
     def __init__(
-        self, message: str, *, hint: str = "", cause: NothingCause = NothingCause.NOTHING_NEW
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        cause: NothingCause = NothingCause.NOTHING_NEW,
+        signals: Collection[str] = (),
     ) -> None:
         super().__init__(message, hint=hint)
         self.cause = cause
+        self.signals = tuple(sorted(signals))
 
 
 class BaseMismatch(PersonalPeftError, ValueError):

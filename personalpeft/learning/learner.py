@@ -36,6 +36,7 @@ from personalpeft.learning.promote import (
     mark_valid,
     record,
     record_judgement,
+    record_unusable,
     report_of,
     report_of_head,
 )
@@ -250,6 +251,8 @@ class _UserLearn:
     def take_result(self, built: BuildResult) -> None:
         """Record how a layer ended. Raises an error of the first layer that ended."""
         layer = self._building
+        if isinstance(built, NothingToLearn) and built.signals and not self._options.dry_run:
+            built = record_unusable(self._services, self._user, layer, built) or built
         if isinstance(built, NothingToLearn):
             if self._nothing is None or built.cause is NothingCause.NOT_LIVE:
                 self._nothing = built

@@ -8,7 +8,7 @@ revision's bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
@@ -322,8 +322,8 @@ def build_plan(
             assignments,
             layer,
             is_learned=bool(lessons),
-            excluded=len(excluded),
-            too_long=len(too_long - considered),
+            excluded=excluded,
+            too_long=too_long - considered,
         )
 
     parent = state.head
@@ -441,8 +441,8 @@ def _nothing_to_learn(
     layer: str,
     *,
     is_learned: bool,
-    excluded: int,
-    too_long: int,
+    excluded: Collection[str],
+    too_long: Collection[str],
 ) -> NothingToLearn:
     hint = {
         "memory": "Remember facts with the questions that they answer and the answer.",
@@ -450,17 +450,19 @@ def _nothing_to_learn(
     }.get(layer, f"Give it demonstrations: teach with the skill {layer.partition('.')[2]}.")
     if excluded and not is_learned:
         return NothingToLearn(
-            f"Nothing to learn for {layer}: it has no capacity for any of its {excluded} signals.",
+            f"Nothing to learn for {layer}: it has no capacity for any of its {len(excluded)} signals.",
             hint="A larger rank or tokens_per_parameter in the base's card adds capacity; facts are"
             " retrieved in any case.",
             cause=NothingCause.NO_CAPACITY,
+            signals=excluded,
         )
     if too_long:
         return NothingToLearn(
-            f"Nothing to learn for {layer}: of its new signals, {too_long} are too long. A prompt and "
-            "a reply must fit the base's context, and an edit change what is read of a reply.",
+            f"Nothing to learn for {layer}: of its new signals, {len(too_long)} are too long. A prompt"
+            " and a reply must fit the base's context, and an edit change what is read of a reply.",
             hint="Give it shorter lessons, or learn with a larger max_length in the recipe.",
             cause=NothingCause.TOO_LONG,
+            signals=too_long,
         )
     if is_learned:
         again = "or learn the same lessons again: personalpeft learn --from-scratch"

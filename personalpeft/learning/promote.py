@@ -13,8 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from personalpeft.backends.error_mapping import to_serving_error
-from personalpeft.errors import PersonalPeftError, format_origin, get_error_type
+from personalpeft.errors import (
+    NothingCause,
+    NothingToLearn,
+    PersonalPeftError,
+    format_origin,
+    get_error_type,
+)
 from personalpeft.learning.candidate import Candidate
+from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.layers import VALID_ON, trained_on, valid_stacks
 from personalpeft.learning.outcomes import (
@@ -29,6 +36,7 @@ from personalpeft.learning.outcomes import (
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
+from personalpeft.learning.status import pending
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Revision, Stack
@@ -258,6 +266,44 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
         seconds=0.0,
         error=get_error_type(error).__name__,
     )
+
+
+def record_unusable(
+    services: Services, user: str, layer: str, nothing: NothingToLearn
+) -> LearnReport | None:
+    """Record that a learn can use none of some signals, so that they trigger no further learn.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        layer: The layer.
+        nothing: The error that names the signals.
+
+    Returns:
+        The report, or None if reports already list all of them.
+    """
+    is_full = nothing.cause is NothingCause.NO_CAPACITY
+    use = SignalUse.NO_CAPACITY if is_full else SignalUse.TOO_LONG
+    waiting = {trigger.key for trigger in pending(services.store, user).triggers}
+    sources = tuple(
+        SignalUsage(
+            each.signal.id, str(each.signal.kind), signal_text(each.signal), use, each.reason
+        )
+        for each in load_assignments(services.store, user)
+        if each.signal.id in waiting.intersection(nothing.signals)
+    )
+    if not sources:
+        return None
+    report = LearnReport(
+        user=user,
+        layer=layer,
+        outcome=LearnOutcome.NOTHING_TO_LEARN,
+        reasons=(text_reason(nothing.message),),
+        at=services.clock.now(),
+        seconds=0.0,
+        sources=sources,
+    )
+    return record(services, report)
 
 
 def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[SignalUsage, ...]:

@@ -209,6 +209,13 @@ def _lesson_triggers(
     considered = {
         signal for report in of_layer if report.revision for signal in _layer_signals(report)
     }
+    # A learn that can use none of its new lessons records why. They wait for no further learn.
+    considered |= {
+        each.signal
+        for report in of_layer
+        for each in report.sources
+        if each.use_code in (SignalUse.NO_CAPACITY, SignalUse.TOO_LONG)
+    }
     trained = [report for report in of_layer if report.steps]
     # Later reports that trained nothing change nothing about it.
     unfinished = trained[-1] if trained and trained[-1].revision is None else None

@@ -9,7 +9,7 @@ from runtime_makers import ask, correct, open_runtime, pinned, style, trained_on
 
 import personalpeft
 from personalpeft.errors import NothingToLearn
-from personalpeft.learning.outcomes import SignalUse
+from personalpeft.learning.outcomes import LearnOutcome, SignalUse
 
 
 def test_version_of_the_holdout_changes_only_with_its_items(
@@ -131,6 +131,9 @@ def test_lesson_whose_prompt_does_not_fit_the_context_is_left_out_by_name(tmp_pa
         bo = runtime.user("bo")
         for number in range(5):
             bo.teach(f"{number} " * 3000, "Too long.")
+        nothing = bo.learn()
+        assert nothing.outcome is LearnOutcome.NOTHING_TO_LEARN
+        assert {each.use_code for each in nothing.sources} == {SignalUse.TOO_LONG}
         with pytest.raises(NothingToLearn) as caught:
             bo.learn()
         assert caught.value.hint

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from runtime_makers import ask, correct
 
-from personalpeft import Runtime, User
+from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.outcomes import ReasonCode, text_reason
+from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, SignalUse, text_reason
 from personalpeft.learning.status import Pending
 from personalpeft.types import Verdict
 
@@ -213,3 +213,21 @@ def test_pending_loads_no_model(
     monkeypatch.setattr(runtime, "engine", lambda: pytest.fail("the model was loaded"))
     assert ada.pending().too_few == {"style": 1}
     assert ada.review_probation() == ()
+
+
+def test_lessons_that_no_learn_can_use_are_pending_until_one_learn(ada: User) -> None:
+    correct(ada, 6)
+    ada.learn()
+    for number in range(9):
+        ada.teach(f"{number} " * 3000, "Too long.")
+    assert ada.pending().lessons == 9
+    report = ada.learn()
+    assert report.outcome is LearnOutcome.NOTHING_TO_LEARN
+    assert "9 are too long" in report.reason
+    assert ada.pending().lessons == 0
+    uses = [status.use_code for status in ada.signal_statuses()]
+    assert uses.count(SignalUse.TOO_LONG) == 9
+    number = len(ada.reports())
+    with pytest.raises(NothingToLearn):
+        ada.learn()
+    assert len(ada.reports()) == number
