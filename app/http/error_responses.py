@@ -60,11 +60,7 @@ _ANTHROPIC = {
 }
 _ROUTES_HINT = "GET /api/v1/openapi.json lists all addresses below /api/v1."
 _NO_ROUTE = {
-    # Client libraries show the message alone.
-    404: (
-        "There is nothing at this address. The APIs of OpenAI and Anthropic are below /v1.",
-        _ROUTES_HINT,
-    ),
+    404: ("There is nothing at this address.", _ROUTES_HINT),
     405: ("This address does not take this method.", _ROUTES_HINT),
 }
 
@@ -142,6 +138,8 @@ def describe_error(
             text, hint = _NO_ROUTE.get(error.code or 500, (text, hint))
             if error.code == 404 and _is_route(f"/v1{request.path}"):
                 hint = f"Did you mean /v1{request.path}? Add /v1 to the base URL."
+                # Client libraries show the message alone.
+                text = f"{text} {hint}"
         return error.code or 500, ErrorDetails(name, text, hint)
     if not isinstance(error, PersonalPeftError):
         log.error("a bug in %s: %s", where, format_origin(error))

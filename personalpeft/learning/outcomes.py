@@ -316,7 +316,7 @@ class ReasonCode(_CodeWithText):
         "{better} of {asked} replies to held-out prompts are more like the liked replies than "
         "before, {worse} less",
     )
-    PREFERENCE_UNCLEAR = (
+    THUMBS_UNCLEAR = (
         auto(),
         "nothing was found that distinguishes the {liked} liked from the {disliked} disliked "
         "replies",

@@ -430,7 +430,7 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
-    rated = scores.get("preference", {})
+    rated = scores.get("thumbs", {})
     if rated.get("asked"):
         auc = f"AUC {rated['auc']:.2f} on {rated['liked']} liked and {rated['disliked']} disliked"
         lines.append(("thumbs", f"{auc} replies (chance: 0.50)"))

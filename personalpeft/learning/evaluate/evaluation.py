@@ -51,8 +51,8 @@ from personalpeft.learning.gate.evidence import (
     Evidence,
     GenerationResults,
     Leakage,
-    PreferenceResults,
     ProbeResults,
+    ThumbsResults,
 )
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
@@ -175,7 +175,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
         ),
         text_quality=_measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after[count:], sampled),
-        preference=_compare_replies(
+        thumbs=_compare_replies(
             eval_set.rated, replies[end : end + compared], replies[end + compared :]
         ),
         prior_e_value=history.prior_e_value,
@@ -299,7 +299,7 @@ def _measure_generation(
 
 def _compare_replies(
     rated: RatedReplies, before: Sequence[str], after: Sequence[str]
-) -> PreferenceResults:
+) -> ThumbsResults:
     return compare_replies(rated.liked, rated.disliked, before, after) if after else NOTHING_RATED
 
 

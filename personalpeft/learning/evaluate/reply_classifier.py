@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from personalpeft.learning.gate.evidence import PreferenceResults
+from personalpeft.learning.gate.evidence import ThumbsResults
 
 _NGRAMS = (1, 4)
 _FOLDS = 5
@@ -22,7 +22,7 @@ _FOLDS = 5
 
 def compare_replies(
     liked: Sequence[str], disliked: Sequence[str], before: Sequence[str], after: Sequence[str]
-) -> PreferenceResults:
+) -> ThumbsResults:
     """Count the replies that a classifier of the rated ones prefers to those before.
 
     Args:
@@ -45,7 +45,7 @@ def compare_replies(
     classifier = _make_classifier().fit(texts, labels)
     new, former = (classifier.predict_proba(replies)[:, 1] for replies in (after, before))
     changes = new - former
-    return PreferenceResults(
+    return ThumbsResults(
         liked=len(liked),
         disliked=len(disliked),
         auc=float(test.statistic) / (len(liked) * len(disliked)),

@@ -148,7 +148,7 @@ NOTHING_GENERATED = GenerationResults()
 
 
 @dataclass(frozen=True, slots=True)
-class PreferenceResults:
+class ThumbsResults:
     """Generated replies, compared by a classifier of the rated ones. The field names are stored.
 
     Attributes:
@@ -172,7 +172,7 @@ class PreferenceResults:
     p_value: float = 1.0
 
 
-NOTHING_RATED = PreferenceResults()
+NOTHING_RATED = ThumbsResults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Evidence:
     decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
     text_quality: TextQuality = NOT_MEASURED
     generation: GenerationResults = NOTHING_GENERATED
-    preference: PreferenceResults = NOTHING_RATED
+    thumbs: ThumbsResults = NOTHING_RATED
     leakage: Leakage = NO_LEAKAGE_MEASURED
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
@@ -263,7 +263,7 @@ class Evidence:
             "decided_items": sorted(self.decided_items | newly_decided),
             "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
-            "preference": asdict(self.preference),
+            "thumbs": asdict(self.thumbs),
             "leakage": asdict(self.leakage),
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},

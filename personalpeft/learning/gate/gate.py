@@ -48,7 +48,7 @@ from personalpeft.types import Json, Verdict
 PROBATION_E_VALUE = 1.2
 MAX_P_VALUE_OF_CLASSIFIER = 0.05
 """The classifier of rated replies judges only if it predicts thumbs better than by chance."""
-MAX_P_VALUE_OF_PREFERENCE = 0.1
+MAX_P_VALUE_OF_REPLIES = 0.1
 """A candidate passes only if the classifier prefers its replies, and not by chance."""
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
@@ -195,21 +195,19 @@ def judge(
         reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
         return replace(_promote(evidence, *reasons), probation=True)
     judgement = _judge_lessons(evidence, margins)
-    preference = evidence.preference
-    if judgement.verdict is not Verdict.ABSTAINED or not preference.asked:
+    thumbs = evidence.thumbs
+    if judgement.verdict is not Verdict.ABSTAINED or not thumbs.asked:
         return judgement
-    if preference.auc_p_value > MAX_P_VALUE_OF_CLASSIFIER:
-        unclear = reason(
-            ReasonCode.PREFERENCE_UNCLEAR, liked=preference.liked, disliked=preference.disliked
-        )
+    if thumbs.auc_p_value > MAX_P_VALUE_OF_CLASSIFIER:
+        unclear = reason(ReasonCode.THUMBS_UNCLEAR, liked=thumbs.liked, disliked=thumbs.disliked)
         return replace(judgement, reasons=(*judgement.reasons, unclear))
     preferred = reason(
         ReasonCode.PREFERRED,
-        better=preference.better,
-        worse=preference.worse,
-        asked=preference.asked,
+        better=thumbs.better,
+        worse=thumbs.worse,
+        asked=thumbs.asked,
     )
-    if preference.p_value > MAX_P_VALUE_OF_PREFERENCE:
+    if thumbs.p_value > MAX_P_VALUE_OF_REPLIES:
         return replace(judgement, reasons=(*judgement.reasons, preferred))
     return _promote(evidence, preferred)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from personalpeft.learning.evaluate.reply_classifier import compare_replies
-from personalpeft.learning.gate.evidence import Evidence, PreferenceResults, ProbeResults
+from personalpeft.learning.gate.evidence import Evidence, ProbeResults, ThumbsResults
 from personalpeft.learning.gate.gate import Judgement, judge, load_margins
 from personalpeft.types import Verdict
 
@@ -46,12 +46,12 @@ def _reply(rng: random.Random, words: Sequence[str], end: str) -> str:
     return " ".join(rng.choices(words, k=rng.randint(8, 16))) + end
 
 
-def _judge(results: PreferenceResults) -> Judgement:
-    evidence = Evidence((), (), (), ProbeResults(), 0.0, preference=results)
+def _judge(results: ThumbsResults) -> Judgement:
+    evidence = Evidence((), (), (), ProbeResults(), 0.0, thumbs=results)
     return judge(evidence, load_margins("test", {}))
 
 
-def _is_preferred(results: PreferenceResults) -> bool:
+def _is_preferred(results: ThumbsResults) -> bool:
     return _judge(results).live
 
 
@@ -98,7 +98,7 @@ def test_thumbs_at_random_seldom_pass(follows: bool) -> None:
 )
 def test_thumbs_decide_where_no_lesson_does(changes: dict[str, float], verdict: Verdict) -> None:
     good = {"liked": 30, "disliked": 30, "auc": 0.9, "auc_p_value": 0.001, "asked": 12}
-    results = PreferenceResults(**{**good, "better": 11, "worse": 1, "p_value": 0.01, **changes})  # type: ignore[arg-type]
+    results = ThumbsResults(**{**good, "better": 11, "worse": 1, "p_value": 0.01, **changes})  # type: ignore[arg-type]
     judgement = _judge(results)
     assert judgement.verdict is verdict
     # Only feedback on later replies confirms what a classifier found.

@@ -97,9 +97,9 @@ def test_generated_replies_to_held_out_prompts_judge_thumbs(home: Path) -> None:
         ada = runtime.user("ada")
         thumbs(ada, 24, 28)
         report = ada.learn(accept=True)
-        preference = report.scores["preference"]
-        assert (preference["liked"], preference["disliked"]) == (24, 28)
-        assert preference["asked"] == len(pinned(ada)) == 13
+        thumbs_seen = report.scores["thumbs"]
+        assert (thumbs_seen["liked"], thumbs_seen["disliked"]) == (24, 28)
+        assert thumbs_seen["asked"] == len(pinned(ada)) == 13
         # The likelihood of the model's own replies judges nothing.
         assert report.scores["target"]["asked"] == 0
         # Lessons that the user wrote are judged beside them, as without thumbs.
