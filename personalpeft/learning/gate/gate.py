@@ -8,6 +8,9 @@ come to more than ``PROBATION_E_VALUE``, and their mean change to at least ``min
 than ``max_regressed`` of them may regress beyond their margin, so none of fewer than ten.
 ``tests/fast/learning/test_gate_rates.py`` measures how often noise and harm pass.
 
+Where the lessons alone would not promote it, replies that a classifier of the user's thumbs prefers
+(``ThumbsResults``) may put it on probation. They never refuse it, and are no evidence.
+
 Invariant: harm is counted against the live stack, and in total. The total counts from the base's
 right answers to probes and the best score of each older item. So many small harms are refused where
 one large harm would be.
