@@ -26,6 +26,8 @@ from personalpeft_app.http.tools import ToolOptions, calls_of
 from personalpeft_app.http.validation import Body, Part
 
 MAX_MESSAGES = 10_000
+_LEAST_ROOM = 256
+"""The least tokens of a reply that the end of the context shortens. Less is an error."""
 
 Tokens: TypeAlias = Annotated[int, Ge(1), Le(1_000_000)]
 Seed: TypeAlias = Annotated[int, Ge(0), Le(2**62)]
@@ -128,7 +130,8 @@ def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Strea
     except PromptTooLong as error:
         # Many clients send the limit of the largest model that they know, whatever the prompt.
         room = (options["max_tokens"] or 0) - error.excess
-        if room < 1:
+        # Clients that drop the oldest messages do so only after an error.
+        if room < _LEAST_ROOM:
             raise
         return model.user.stream(prompt, **{**options, "max_tokens": room})
 

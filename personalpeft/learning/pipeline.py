@@ -27,6 +27,7 @@ from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
+    MAX_RATED,
     EvalJob,
     EvalSet,
     RatedReplies,
@@ -303,11 +304,12 @@ class TrainingPipeline:
         backend = self.services.learning_engine.backend
         likes = (*plan.desirable_examples, *liked(plan.rated_holdout))
         dislikes = (*plan.undesirable_examples, *(x for x in plan.rated_holdout if not x.chosen))
-        texts = [each.chosen for each in likes], [each.rejected or "" for each in dislikes]
-        longest = max(len(backend.encode(text)) for some in texts for text in some)
+        liked_texts = tuple(each.chosen for each in likes)[-MAX_RATED:]
+        disliked_texts = tuple(each.rejected or "" for each in dislikes)[-MAX_RATED:]
+        longest = max(len(backend.encode(text)) for text in (*liked_texts, *disliked_texts))
         return RatedReplies(
-            liked=tuple(texts[0]),
-            disliked=tuple(texts[1]),
+            liked=liked_texts,
+            disliked=disliked_texts,
             held_out=plan.rated_holdout[-MAX_COMPARED:],
             max_tokens=min(max(longest, 1), plan.recipe.max_length),
         )

@@ -71,11 +71,12 @@ class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
 
     ``previous_head`` is the head that the candidate was judged against. For an event it is the
-    revision that is live afterwards. ``sources`` are the signals whose use the build decided, and
-    ``source_counts`` how many others there are of each use. ``revision`` is None where none was built. ``accepted``: live
-    by the user's decision, whatever the gate said. ``removed`` is the personal data that was
-    replaced in the lessons of the build. ``capacity`` has the ``parameters`` of a memory,
-    the ``tokens`` of its lessons, and ``max_tokens`` and ``recommended_tokens`` of them.
+    revision that is live afterwards. ``revision`` is None where none was built. ``sources`` are
+    the signals whose use the build decided, and ``source_counts`` how many others there are of
+    each use. ``accepted``: live by the user's decision, whatever the gate said. ``removed`` is the
+    personal data that was replaced in the lessons of the build. ``capacity`` has the
+    ``parameters`` of a memory, the ``tokens`` of its lessons, and ``max_tokens`` and
+    ``recommended_tokens`` of them.
     ``error`` is the kind of the error of a FAILED learn. ``layer`` is empty where it reached none.
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """

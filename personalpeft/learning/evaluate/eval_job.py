@@ -26,6 +26,8 @@ EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 _MAX_GENERATED = 6
 # A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
 _SEEDS = (1, 2)
+MAX_RATED = 200
+"""The liked replies that the classifier is fit on, and as many disliked ones, the newest of each."""
 MAX_COMPARED = 20
 """The held-out prompts to which the live stack and the candidate both reply, to be compared."""
 # Seconds that one scoring call waits for users who chat: they may never stop.

@@ -12,6 +12,7 @@ its cross-validated AUC for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from personalpeft.learning.gate.evidence import ThumbsResults
@@ -37,9 +38,8 @@ def compare_replies(
 
     texts, labels = [*liked, *disliked], [1] * len(liked) + [0] * len(disliked)
     folds = StratifiedKFold(min(_FOLDS, len(liked), len(disliked)))
-    scores = cross_val_predict(_make_classifier(), texts, labels, cv=folds, method="predict_proba")[
-        :, 1
-    ]
+    predict = partial(cross_val_predict, cv=folds, method="predict_proba")
+    scores = predict(_make_classifier(), texts, labels)[:, 1]
     of_liked, of_disliked = scores[: len(liked)], scores[len(liked) :]
     test = mannwhitneyu(of_liked, of_disliked, alternative="greater", method="asymptotic")
     classifier = _make_classifier().fit(texts, labels)
@@ -64,14 +64,10 @@ def _make_classifier() -> Any:
     from sklearn.pipeline import make_pipeline
 
     # L1 finds the one n-gram that decides, L2 what is spread over many, such as the length.
+    options = {"class_weight": "balanced", "solver": "liblinear", "random_state": 0}
     regressions = [
-        (
-            f"l1_ratio={l1_ratio}",
-            LogisticRegression(
-                l1_ratio=l1_ratio, class_weight="balanced", solver="liblinear", random_state=0
-            ),
-        )
-        for l1_ratio in (0, 1)
+        (name, LogisticRegression(l1_ratio=ratio, **options))
+        for name, ratio in (("l2", 0), ("l1", 1))
     ]
     return make_pipeline(
         CountVectorizer(analyzer="char", ngram_range=_NGRAMS, binary=True, lowercase=False),

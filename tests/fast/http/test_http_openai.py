@@ -242,8 +242,9 @@ def test_a_limit_above_what_the_context_has_left_is_that_rest(admin: Caller) -> 
         "/v1/chat/completions", {"model": "ada", "messages": HELLO, "max_tokens": 128_000}
     )
     assert reply.status_code == 200
-    long = [{"role": "user", "content": "word " * 5000}]
-    for limit in (5, 128_000):
+    # The last leaves less than a reply needs. Clients then drop their oldest messages.
+    for words, limit in ((5000, 5), (5000, 128_000), (800, 500)):
+        long = [{"role": "user", "content": "word " * words}]
         sent = {"model": "ada", "messages": long, "max_tokens": limit}
         refused = admin.post("/v1/chat/completions", sent)
         assert refused.json["error"]["code"] == "context_length_exceeded"
