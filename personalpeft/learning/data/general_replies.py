@@ -14,7 +14,7 @@ scale, so it holds for any topic, language and kind of request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -41,6 +41,7 @@ _HELD_QUANTILE = 0.25
 _MIN_DISTANT = 24
 # Half of the lessons are this similar. Few-shot replies need closer prompts.
 _FEW_SHOT_QUANTILE = 0.5
+_READ_ONLY = Sampling(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,22 @@ def generate_general_replies(
         }
     )
     few_shot = {user: _few_shot_requests(services, plan) for user, plan in plans.items()}
-    # One goes first, so that the others find its examples in the prompt cache.
-    first = ask({user: requests[:1] for user, requests in few_shot.items()})
-    others = ask({user: requests[1:] for user, requests in few_shot.items()})
+    # One is read first, so that all others find its examples in the prompt cache.
+    ask(
+        {
+            user: [replace(request, sampling=_READ_ONLY) for request in requests[:1]]
+            for user, requests in few_shot.items()
+        }
+    )
+    few_shot_texts = ask(few_shot)
     for user, plan in plans.items():
-        parts = (plain[user], first[user], others[user])
-        failed = next((part for part in parts if isinstance(part, PersonalPeftError)), None)
-        if failed is not None:
-            results[user] = failed
+        plain_texts, texts = plain[user], few_shot_texts[user]
+        if isinstance(plain_texts, PersonalPeftError):
+            results[user] = plain_texts
             continue
-        plain_texts, *texts = (part for part in parts if isinstance(part, list))
+        if isinstance(texts, PersonalPeftError):
+            results[user] = texts
+            continue
         similar = frozenset(_similar(services, plan, held[user], _HELD_QUANTILE))
         replies = list(zip(held[user], plain_texts, strict=True))
         if len(replies) - len(similar) >= _MIN_DISTANT:
@@ -109,7 +116,7 @@ def generate_general_replies(
         results[user] = GeneralReplies(
             replies,
             similar,
-            _usable(services, plan, few_shot[user], [text for part in texts for text in part]),
+            _usable(services, plan, few_shot[user], texts),
         )
     return results
 
