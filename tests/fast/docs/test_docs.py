@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import personalpeft
+from benchmarks.pages import anchor_of
 from personalpeft.errors import ERROR_CODES
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, TIE_MARGIN
 from personalpeft.learning.gate.gate import Margins
@@ -32,6 +33,16 @@ def _blocks(page: Path, language: str) -> list[str]:
 def test_every_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        text = ((page.parent / target) if target else page).read_text("utf-8")
+        headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+        assert anchor in map(anchor_of, headings), (target, anchor)
 
 
 def test_the_library_example_of_the_readme_runs_as_printed(
