@@ -34,8 +34,8 @@ class MiniLM:
 
     name = "all-minilm-l6-v2"
 
-    # Keeps the recall of English; docs/explanation/learning.md has the figures. The more facts a user
-    # has, the more often one is similar by chance.
+    # Keeps the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more facts
+    # a user has, the more often one is similar by chance.
     min_similarity = 0.07
 
     def __init__(self) -> None:

@@ -67,52 +67,163 @@ def render(text: str, results: Mapping[str, Result], folder: Path) -> str:
 
 
 def summarize(results: Mapping[str, Result], folder: Path) -> Table:
-    """Return the summary: one figure of each promise, and when it was measured."""
+    """Return the summary: the headline figure of each benchmark, and when it was measured."""
+    rows = (
+        (f"[{section}](#{anchor_of(section)})", what, figure, _dated(results, name, folder))
+        for section, what, figure, name in _headlines(results)
+    )
+    return make_table(("benchmark", "what", "measured", "on"), rows)
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor of a heading of a page."""
+    return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+
+
+def _dated(results: Mapping[str, Result], name: str, folder: Path) -> str:
+    return f"[{results[name]['measured']['date']}]({_link(name, folder)})"
+
+
+def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a section of the page, what its figure is, the figure, and the result's name."""
     styles = results["style-zen4"]["styles"]
-    serve, attach = results["serve-zen4"], results["attach-zen4"]
-    llamacpp, catalog = results["engines-llamacpp-zen4"], results["catalog-zen4"]
     seconds = _extent([round(each["learn_seconds"]) for each in styles])
     in_style = _extent([each["in_style"] for each in styles])
     general = _extent([each["general_right"] for each in styles])
-    rates = {name: f"{rate:.3g}" for name, rate in serve["tokens_per_second"].items() if rate}
+    yield (
+        "bench style",
+        f"{len(styles)} literal styles, each learned from twelve edits",
+        f"{in_style} of 10 unseen replies in the style; "
+        f"{general} of {styles[0]['general_asked']} general answers right; {seconds} s",
+        "style-zen4",
+    )
+    first = results["start-zen4"]["seconds"]
+    yield (
+        "bench start",
+        "first token of a fresh process",
+        f"{first['plain']:.2g} s; with a fact {first['with a fact']:.2g} s",
+        "start-zen4",
+    )
+    shape = results["weights-zen4"]["shapes"][0]
+    peaks = shape["peak_mb"]
+    yield (
+        "Weights in the file",
+        f"peak memory of training steps, {shape['shape']}",
+        f"{peaks['mapped']:,} MB; {peaks['loaded']:,} MB with loaded weights",
+        "weights-zen4",
+    )
+    catalog, fleet = results["catalog-zen4"], results["fleet-cost-zen4"]
+    yield (
+        "A million users",
+        f"find a user's stack in a home with {catalog['users']:,} users",
+        f"{catalog['resolve_p99_ms']:.2g} ms at p99",
+        "catalog-zen4",
+    )
+    yield (
+        "A fleet for a million users",
+        "machines of two cores, simulated",
+        f"{fleet['serving_machines']} that serve, {fleet['learning_machines']} that learn",
+        "fleet-cost-zen4",
+    )
+    rates = {
+        name: f"{rate:.3g}"
+        for name, rate in results["serve-zen4"]["tokens_per_second"].items()
+        if rate
+    }
+    yield (
+        "bench serve",
+        "16 users with 16 different adapters in one batch",
+        f"{rates['own_mixed_16']} tokens a second; PEFT {rates['peft_mixed_16']}, "
+        f"vLLM's CPU server {rates['vllm_mixed_16']} with 4 adapters",
+        "serve-zen4",
+    )
     loads = {
-        name: _extent([float(f"{each:.3g}") for each in attach["spread"][name]])
+        name: _extent([float(f"{each:.3g}") for each in results["attach-zen4"]["spread"][name]])
         for name in ("disk_to_slot", "peft_load")
     }
-    rows = (
-        (
-            f"{len(styles)} styles, each learned from twelve edits",
-            f"{seconds} s; {in_style} of 10 unseen questions in the style; "
-            f"{general} of {styles[0]['general_asked']} general answers right",
-            "style-zen4",
-        ),
-        (
-            "16 users with 16 different adapters in one batch",
-            f"{rates['own_mixed_16']} tokens a second; PEFT {rates['peft_mixed_16']}, "
-            f"vLLM's CPU server {rates['vllm_mixed_16']} with 4 adapters",
-            "serve-zen4",
-        ),
-        (
-            "an adapter from its file into the batch",
-            f"{loads['disk_to_slot']} ms; PEFT {loads['peft_load']} ms",
-            "attach-zen4",
-        ),
-        (
-            "memory of a process that serves with llama.cpp",
-            f"{llamacpp['memory_mb']} MB",
-            "engines-llamacpp-zen4",
-        ),
-        (
-            f"find a user's stack in a home with {catalog['users']:,} users",
-            f"{catalog['resolve_p99_ms']:.2g} ms at p99",
-            "catalog-zen4",
-        ),
+    yield (
+        "bench attach",
+        "an adapter from its file into the batch",
+        f"{loads['disk_to_slot']} ms; PEFT {loads['peft_load']} ms",
+        "attach-zen4",
     )
-    dated = (
-        (what, figure, f"[{results[name]['measured']['date']}]({_link(name, folder)})")
-        for what, figure, name in rows
+    yield (
+        "bench busy",
+        "a chat beside a program that computes",
+        f"{results['busy-zen4']['ratios']['chat_beside_1_vs_quiet']:.2g} times the quiet rate",
+        "busy-zen4",
     )
-    return make_table(("what", "measured", "on"), dated)
+    yield (
+        "bench promote",
+        "time between two tokens during a promotion, p99",
+        f"{results['promote-zen4']['ratios']['stall_p99']:.2g} times the quiet one",
+        "promote-zen4",
+    )
+    wave, llamacpp = results["wave-zen4"], results["engines-llamacpp-zen4"]
+    yield (
+        "bench wave",
+        f"{wave['users']:,} users with one request each",
+        f"{wave['tokens_per_second']:.3g} tokens a second",
+        "wave-zen4",
+    )
+    yield (
+        "llama.cpp",
+        "memory of a process that serves",
+        f"{llamacpp['memory_mb']} MB",
+        "engines-llamacpp-zen4",
+    )
+    direct = results["engines-vllm-zen4"]["vllm"]["engine_over_direct"]["median"]
+    yield "vLLM", "rate over that of a direct client", f"{direct:.2g}", "engines-vllm-zen4"
+    replicas = results["engines-fleet-zen4"]["fleet"]["two_over_one"]["median"]
+    yield "A fleet", "two vLLM replicas over one", f"{replicas:.3g} times", "engines-fleet-zen4"
+    recall = results["learn-twelve"]["recall"]
+    yield (
+        "bench learn",
+        "twenty facts of each of twelve people, unseen wordings, layers alone",
+        f"{100 * recall['adapter']:.0f} % recalled; base {100 * recall['base']:.0f} %",
+        "learn-twelve",
+    )
+    prose = results["edits-zen3"]["styles"]
+    asked, base, greedy = (sum(each[key] for each in prose) for key in ("asked", "base", "greedy"))
+    yield (
+        "bench edits",
+        "realistic edits of prose, unseen replies in the style",
+        f"{greedy} of {asked}; base {base}",
+        "edits-zen3",
+    )
+    gate, nulls = results["gate-eighty"], results["nulls-zen4"]["kinds"].values()
+    yield (
+        "bench gate",
+        "bad batches that went live; good ones that did not",
+        f"{gate['bad_accepted']} of {gate['bad']}; {gate['good_refused']} of {gate['good']}",
+        "gate-eighty",
+    )
+    live, ran = (sum(each[key] for each in nulls) for key in ("live", "ran"))
+    yield "bench nulls", "learns without effect that went live", f"{live} of {ran}", "nulls-zen4"
+    accuracy = results["prefeval-smollm2"]["accuracy"]
+    yield (
+        "bench prefeval",
+        "choices that keep a preference, stated as a rule (chance: 25 %)",
+        f"{100 * accuracy['rule']['all']:.0f} %; "
+        f"without the rule {100 * accuracy['without']['all']:.0f} %",
+        "prefeval-smollm2",
+    )
+    skill = results["skill-zen4"]
+    shown, practiced = (skill["stages"][at]["unseen"]["passed"] for at in (0, -1))
+    before = skill["before"]
+    yield (
+        "A skill, shown and then practiced",
+        f"unseen tasks passed, of {before['asked']}",
+        f"base {before['passed']}; after demonstrations {shown}; after practice {practiced}",
+        "skill-zen4",
+    )
+    match = results["world-coin-zen4"]["figures"]["fidelity"]["exact_match"]
+    yield (
+        "A world model",
+        "next states of unseen games predicted word for word",
+        f"{match['right']} of {match['asked']}",
+        "world-coin-zen4",
+    )
 
 
 def _find(results: Mapping[str, Result], name: str, wanted: str) -> Table:

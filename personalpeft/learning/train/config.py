@@ -2,7 +2,7 @@
 
 Signals, base, the revisions below and a ``TrainingConfig`` together decide every byte of a
 revision. The defaults suit a base of about 135M parameters; a card's ``[learning]`` table overrides
-them. docs/explanation/learning.md says how each default was measured.
+them. docs/explanation/learning.md says why each default is as it is.
 
 Invariant: the digest of a build's inputs never changes by a new name. A field that was renamed
 counts there under its name in ``FORMER_NAMES``.

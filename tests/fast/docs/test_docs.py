@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import personalpeft
+from benchmarks.pages import anchor_of
 from personalpeft.errors import ERROR_CODES
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, TIE_MARGIN
 from personalpeft.learning.gate.gate import Margins
@@ -32,6 +33,16 @@ def _blocks(page: Path, language: str) -> list[str]:
 def test_every_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        text = ((page.parent / target) if target else page).read_text("utf-8")
+        headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+        assert anchor in map(anchor_of, headings), (target, anchor)
 
 
 def test_the_library_example_of_the_readme_runs_as_printed(
@@ -111,9 +122,8 @@ def test_the_learning_and_gate_pages_have_the_numbers_of_the_code() -> None:
         assert phrase in page, phrase
 
 
-def test_the_learning_page_has_the_numbers_of_reinforcement_learning() -> None:
-    text = (ROOT / "docs/explanation/learning.md").read_text("utf-8").split("## Practice")[1]
-    page = " ".join(text.split())
+def test_the_practice_page_has_the_numbers_of_reinforcement_learning() -> None:
+    page = " ".join((ROOT / "docs/explanation/practice.md").read_text("utf-8").split())
     config = RLConfig()
     for phrase in (
         f"{config.rounds} rounds of {config.prompts_per_round} tasks with {config.num_generations} replies",

@@ -250,7 +250,7 @@ GIVEN: dict[str, Callable[[Runtime], dict[str, Any]]] = {
         "tools": [_TOOL],
         "weather": lambda city: f"sunny in {city}",
     },
-    "learning.md": lambda runtime: {"ada": runtime.user("ada")},
+    "practice.md": lambda runtime: {"ada": runtime.user("ada")},
     "ray-workers.md": lambda runtime: {
         "personalpeft": personalpeft,
         "ada": runtime.user("ada"),

@@ -42,7 +42,7 @@ from personalpeft.backends.torch.training.packing import pack, split_by_size
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 # Tokens of one pass over several sessions. More are hardly faster and take more memory
-# (docs/explanation/learning.md).
+# (docs/benchmarks/learning-experiments.md).
 PASS_TOKENS = 256
 # Tokens of one pass of ``forward_backward``. A pass keeps the logits of all of them.
 FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
