@@ -138,7 +138,7 @@ def blueprint(models: Models) -> Blueprint:
         prompt, options = body.prompt(models), body.tool_options(models)
         how = body.sampling(body.max_tokens, stop=body.stop_sequences)
         model = models.resolve(body.model)
-        batch = Generation(model, [prompt], **options.options(how))
+        batch = Generation(model, [prompt], how, options)
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -148,14 +148,19 @@ def blueprint(models: Models) -> Blueprint:
         if body.stream:
             events = _events(batch, head, options)
             return batch.stream(events, lambda error: generation.format_event(error, "error"))
-        (reply,) = batch.replies()
-        parts = options.read(reply)
-        text = "".join(part for part in parts if isinstance(part, str))
-        calls = tools.calls_of(parts)
-        content = [{"type": "text", "text": text}] if text or not calls else []
-        content += [_tool_use(call) for call in calls]
-        whole = {**head, "content": content, **_end(options, reply, calls), "usage": _usage(reply)}
-        return batch.response(whole, reply)
+        (reader,) = batch.read()
+        text = "".join(reader.texts)
+        content = [{"type": "text", "text": text}] if text or not reader.calls else []
+        content += map(_tool_use, reader.calls)
+        return batch.response(
+            {
+                **head,
+                "content": content,
+                **_end(options, reader),
+                "usage": _usage(reader.reply),
+                "personalpeft": batch.metadata(reader.reply),
+            }
+        )
 
     @routes.post("/v1/messages/count_tokens")
     def count() -> Response:
@@ -186,11 +191,13 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
 
 
-def _end(options: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
+def _end(options: ToolOptions, reader: ReplyReader) -> dict[str, str | None]:
     """Return the stop reason in Anthropic's format."""
-    if stop := options.stop_of(reply):
+    if stop := options.stop_of(reader.reply):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if calls else "end_turn"
+    ended = "tool_use" if reader.calls else "end_turn"
+    if reader.reply.finish_reason == "length":
+        ended = "max_tokens"
     return {"stop_reason": ended, "stop_sequence": None}
 
 
@@ -198,19 +205,17 @@ def _events(batch: Generation, head: dict[str, Any], options: ToolOptions) -> It
     def event(kind: str, **more: Any) -> str:
         return generation.format_event({"type": kind, **more}, kind)
 
-    (stream,) = batch.streams
-    reader, blocks = ReplyReader(stream, options), _Blocks()
-    usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
+    (reader,), blocks = batch.readers(), _Blocks()
+    usage = {"input_tokens": batch.streams[0].prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
     for kind, more in chain(chain.from_iterable(map(blocks.add, reader)), blocks.end()):
         yield event(kind, **more)
-    reply = reader.reply
     yield event(
         "message_delta",
-        delta=_end(options, reply, reader.calls),
-        usage=_usage(reply),
-        personalpeft=generation.metadata(batch.model, reply),
+        delta=_end(options, reader),
+        usage=_usage(reader.reply),
+        personalpeft=batch.metadata(reader.reply),
     )
     yield event("message_stop")
 

@@ -7,8 +7,8 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Len
@@ -25,7 +25,6 @@ from personalpeft_app.http.generation import (
     MAX_MESSAGES,
     Content,
     Generation,
-    ReplyReader,
     Tokens,
     text_of,
 )
@@ -148,24 +147,28 @@ def blueprint(models: Models) -> Blueprint:
             "truncation": body.truncation,
         }
         model = models.resolve(body.model)
-        batch = Generation(model, [prompt], **options.options(how))
-        shape = _Shape(body, given, model.name)
+        batch = Generation(model, [prompt], how, options)
+        response = _Response(body, given, model.name)
+        events = _events(batch, response)
         if body.stream:
             numbers = itertools.count()
-            events = _events(batch, shape, options, numbers)
-            return batch.stream(events, partial(_fault, numbers))
-        (reply,) = batch.replies()
-        output = _Output()
-        for part in options.read(reply):
-            list(output.add(part, reply.logprobs))
-        list(output.end(reply))
-        return batch.response(shape.ended(reply, output), reply)
+            texts = (_event(numbers, kind, **more) for kind, more in events)
+            return batch.stream(texts, partial(_fault, numbers))
+        with closing(batch):
+            *_, (_, last) = events
+        return batch.response(last["response"])
 
     return routes
 
 
-class _Shape:
-    """The response object while it grows. Its id is not the turn's."""
+Event = tuple[str, dict[str, Any]]
+
+
+class _Response:
+    """The response object while it grows. Its methods yield the events of its output items.
+
+    Its id is not the turn's.
+    """
 
     def __init__(self, body: ResponseBody, given: Json, model: str) -> None:
         # The response repeats these fields as the client sent them.
@@ -185,29 +188,32 @@ class _Shape:
             "tools": given.get("tools") or [],
             "top_logprobs": body.top_logprobs,
             "truncation": body.truncation,
+            "error": None,
         }
+        self._items: list[dict[str, Any]] = []
+        self._text: list[str] | None = None
+        self._likely: list[dict[str, Any]] = []
+        self._id = ""
 
     def begun(self) -> dict[str, Any]:
         """Return the response at its start."""
         return {
             **self._head,
             "status": "in_progress",
-            "error": None,
             "incomplete_details": None,
             "output": [],
             "usage": None,
         }
 
-    def ended(self, reply: Reply, output: _Output) -> dict[str, Any]:
+    def ended(self, reply: Reply) -> dict[str, Any]:
         """Return the finished response."""
         cut = reply.finish_reason == "length"
         read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
         return {
             **self._head,
             "status": "incomplete" if cut else "completed",
-            "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": output.items,
+            "output": self._items,
             "usage": {
                 "input_tokens": read,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -216,19 +222,6 @@ class _Shape:
                 "total_tokens": read + written,
             },
         }
-
-
-Event = tuple[str, dict[str, Any]]
-
-
-class _Output:
-    """The output items of a response: messages and calls. Its methods yield their events."""
-
-    def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self._text: list[str] | None = None
-        self._likely: list[dict[str, Any]] = []
-        self._id = ""
 
     def add(self, part: ReplyPart, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """Add a text or call, with the log-probs of its tokens if requested."""
@@ -239,7 +232,7 @@ class _Output:
         if self._text is None:
             self._text, self._id = [], f"msg_{secrets.token_hex(16)}"
             item = {**self._message("in_progress"), "content": []}
-            yield "response.output_item.added", {"output_index": len(self.items), "item": item}
+            yield "response.output_item.added", {"output_index": len(self._items), "item": item}
             yield "response.content_part.added", {**self._place, "part": _part("", [])}
         known = format_logprobs(tokens)
         self._text.append(part)
@@ -249,13 +242,13 @@ class _Output:
 
     def end(self, reply: Reply) -> Iterator[Event]:
         """End the open item with the reply. An empty response has one message."""
-        if not self.items and self._text is None:
+        if not self._items and self._text is None:
             yield from self.add("")
         yield from self._closed("incomplete" if reply.finish_reason == "length" else "completed")
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": len(self.items), "content_index": 0}
+        return {"item_id": self._id, "output_index": len(self._items), "content_index": 0}
 
     def _message(self, status: str) -> dict[str, Any]:
         content = [_part("".join(self._text or ()), self._likely)]
@@ -273,7 +266,7 @@ class _Output:
         item, place = self._message(status), self._place
         (part,) = item["content"]
         self._text, self._likely = None, []
-        self.items.append(item)
+        self._items.append(item)
         yield (
             "response.output_text.done",
             {**place, "text": part["text"], "logprobs": part["logprobs"]},
@@ -282,7 +275,7 @@ class _Output:
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
     def _call(self, call: ToolCall) -> Iterator[Event]:
-        number, name = len(self.items), f"fc_{secrets.token_hex(16)}"
+        number, name = len(self._items), f"fc_{secrets.token_hex(16)}"
         item = {
             "type": "function_call",
             "id": name,
@@ -292,7 +285,7 @@ class _Output:
             "status": "completed",
         }
         place, arguments = {"item_id": name, "output_index": number}, item["arguments"]
-        self.items.append(item)
+        self._items.append(item)
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield "response.output_item.added", {"output_index": number, "item": begun}
         yield "response.function_call_arguments.delta", {**place, "delta": arguments}
@@ -313,29 +306,20 @@ def _event(numbers: Iterator[int], kind: str, **more: Any) -> str:
     return generation.format_event(value, kind)
 
 
-def _events(
-    batch: Generation, shape: _Shape, options: ToolOptions, numbers: Iterator[int]
-) -> Iterator[str]:
-    event = partial(_event, numbers)
-    reader, output = ReplyReader(batch.streams[0], options), _Output()
-    yield event("response.created", response=shape.begun())
-    yield event("response.in_progress", response=shape.begun())
+def _events(batch: Generation, response: _Response) -> Iterator[Event]:
+    """Yield the events of a reply. The last one has the whole response."""
+    (reader,) = batch.readers()
+    yield "response.created", {"response": response.begun()}
+    yield "response.in_progress", {"response": response.begun()}
     for part in reader:
-        for kind, more in output.add(part, reader.take_logprobs()):
-            yield event(kind, **more)
-    reply = reader.reply
+        yield from response.add(part, reader.take_logprobs())
     # The last tokens may have made no text.
-    rest = reader.take_logprobs()
-    for kind, more in chain(output.add("", rest) if rest else (), output.end(reply)):
-        yield event(kind, **more)
-    kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
-    yield event(
-        kind,
-        response={
-            **shape.ended(reply, output),
-            "personalpeft": generation.metadata(batch.model, reply),
-        },
-    )
+    if rest := reader.take_logprobs():
+        yield from response.add("", rest)
+    reply = reader.reply
+    yield from response.end(reply)
+    whole = {**response.ended(reply), "personalpeft": batch.metadata(reply)}
+    yield f"response.{whole['status']}", {"response": whole}
 
 
 def _fault(numbers: Iterator[int], body: dict[str, Any]) -> str:

@@ -111,12 +111,6 @@ class ToolOptions:
             yield from reader.push(piece)
         yield from reader.finish()
 
-    def read(self, reply: Reply) -> list[ReplyPart]:
-        """Return the texts and calls of a whole reply. Raises as ``check``."""
-        parts = list(self.parts([reply.text]))
-        self.check(reply, calls_of(parts))
-        return parts
-
     def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
         """Raise ``RequiredCallMissing`` for a finished reply without the required call.
 
@@ -140,11 +134,6 @@ class ToolOptions:
     def stop_of(self, reply: Reply) -> str:
         """Return the request's stop string that ended a reply, else empty."""
         return "" if self.single and reply.stop == call_end(self.tool_format) else reply.stop
-
-
-def calls_of(parts: Iterable[ReplyPart]) -> list[ToolCall]:
-    """Return the calls in parts of a reply."""
-    return [each for each in parts if isinstance(each, ToolCall)]
 
 
 def tool_options(
