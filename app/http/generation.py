@@ -165,6 +165,7 @@ class ReplyReader:
         texts: The texts so far.
         calls: The calls so far, with that of the part that was read last.
         reply: The whole reply, after the last part.
+        is_cut: Whether the reply has ended at its longest length.
         letters: The characters of the tokens whose log-probs were taken.
     """
 
@@ -174,6 +175,7 @@ class ReplyReader:
         self.texts: list[str] = []
         self.calls: list[ToolCall] = []
         self.letters = 0
+        self.is_cut = False
         self._stream = stream
         self._tool_options = tool_options
         self._first = next(stream, "")
@@ -194,6 +196,7 @@ class ReplyReader:
         self.reply = self._stream.reply
         if self.reply.finish_reason == "cancelled":
             raise ServingFailed("The reply was cut off.", hint="Try again.")
+        self.is_cut = self.reply.finish_reason == "length"
         self._tool_options.check(self.reply, self.calls)
 
     def finish(self) -> Self:
