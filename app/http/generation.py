@@ -188,10 +188,12 @@ class ReplyReader:
         """
         pieces = chain([self._first] if self._first else [], self._stream)
         for part in self._tool_options.parts(pieces):
-            if isinstance(part, ToolCall):
-                self.calls.append(part)
-            else:
+            if not isinstance(part, ToolCall):
                 self.texts.append(part)
+            elif self.calls and self._tool_options.single:
+                continue
+            else:
+                self.calls.append(part)
             yield part
         self.reply = self._stream.reply
         if self.reply.finish_reason == "cancelled":

@@ -180,6 +180,7 @@ class _Chat:
     """The format of a chat."""
 
     prefix, kind, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    opening = ({"delta": {"role": "assistant", "content": ""}},)
 
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
         text = "".join(reader.texts)
@@ -188,9 +189,6 @@ class _Chat:
             message["content"] = text or None
             message["tool_calls"] = list(map(tools.openai_call, reader.calls))
         return {"message": message}
-
-    def opening(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
 
     def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         if isinstance(part, ToolCall):
@@ -205,12 +203,10 @@ class _Completion:
     """The format of a completion."""
 
     prefix, kind, piece = "cmpl", "text_completion", "text_completion"
+    opening = ()
 
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
         return {"text": "".join(reader.texts)}
-
-    def opening(self) -> dict[str, Any] | None:
-        return None
 
     def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         return {"text": part}
@@ -289,7 +285,7 @@ def _events(
 
     replies = []
     for number, reader in enumerate(batch.readers()):
-        if opening := form.opening():
+        for opening in form.opening:
             yield chunk(number, opening)
         for part in reader:
             yield chunk(number, _delta(form, reader, part, logprobs))

@@ -98,14 +98,6 @@ class ToolOptions:
         if not self.tools:
             yield from pieces
             return
-        called = False
-        for part in self._read(pieces):
-            is_call = isinstance(part, ToolCall)
-            if not (is_call and called and self.single):
-                yield part
-            called = called or is_call
-
-    def _read(self, pieces: Iterable[str]) -> Iterator[ReplyPart]:
         reader = call_reader(self.tool_format)
         for piece in pieces:
             yield from reader.push(piece)
