@@ -6,19 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import click
 
 from personalpeft.formatting import to_json
 from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
+from personalpeft.types import Revision, Signal
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
-
-if TYPE_CHECKING:
-    from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
