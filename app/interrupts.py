@@ -6,6 +6,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+from personalpeft_app.options import GlobalOptions
 
 
 @contextmanager
@@ -39,3 +42,15 @@ def interruptible(
         yield lambda: received
     finally:
         signal.signal(number, before)
+
+
+@contextmanager
+def long_call(
+    common: GlobalOptions, note: str = "Stopping after this step; Ctrl-C again stops at once."
+) -> Iterator[dict[str, Any]]:
+    """Show the bar, and yield ``progress`` and ``cancelled`` for a long call of the library.
+
+    The first Ctrl-C prints the note, and stops the call after its running step.
+    """
+    with interruptible(lambda: common.display.print(note)) as cancelled, common.display:
+        yield {"progress": common.display, "cancelled": cancelled}

@@ -297,19 +297,12 @@ def global_options(function: Function) -> Function:
     return function
 
 
-def command(
-    name: str,
-    *,
-    examples: Sequence[str],
-    renamed: Mapping[str, str] | None = None,
-    surplus: str = "",
-) -> Decorator:
-    """Make a command of a function whose first argument is the global options."""
+def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Decorator:
+    """Make a ``Command`` of a function whose first argument is the global options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        result: click.Command = click.command(
-            name, cls=Command, examples=examples, renamed=renamed, surplus=surplus
-        )(global_options(click.pass_obj(function)))
+        make = click.command(name, cls=Command, examples=examples, **attributes)
+        result: click.Command = make(global_options(click.pass_obj(function)))
         return result
 
     return decorate

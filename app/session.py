@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
@@ -18,8 +18,7 @@ from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import info
 
 if TYPE_CHECKING:
-    from personalpeft import Runtime, Serving, User
-    from personalpeft.settings import ImplicitFeedback
+    from personalpeft import Runtime, User
     from personalpeft.types import HeadMove, Progress
 
 Mode: TypeAlias = Literal["read", "change", "make"]
@@ -30,14 +29,12 @@ def open_runtime(
     common: GlobalOptions,
     mode: Mode,
     progress: Progress | None = None,
-    serving: Serving | None = None,
-    implicit_feedback: ImplicitFeedback = "off",
-    *,
-    train: bool = True,
+    **options: Any,
 ) -> Iterator[Runtime]:
     """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed.
 
-    Progress goes to ``progress``, or else to the display of ``common``.
+    Progress goes to ``progress``, or else to the display of ``common``. ``options`` are more of
+    ``personalpeft.open``.
     """
     import personalpeft
     from personalpeft.store.home import DATABASE
@@ -51,10 +48,8 @@ def open_runtime(
         progress=progress or common.display,
         # Opening a missing home read-only raises the error that names it, and creates none.
         read_only=mode == "read" or (mode == "change" and not exists),
-        serving=serving,
-        implicit_feedback=implicit_feedback,
-        train=train,
         passphrase=ask_passphrase(home),
+        **options,
     ) as runtime:
         yield runtime
 
@@ -75,13 +70,13 @@ def ask_passphrase(home: Path) -> str | None:
 
 @contextmanager
 def open_user(
-    common: GlobalOptions, mode: Mode, progress: Progress | None = None, *, train: bool = True
+    common: GlobalOptions, mode: Mode, progress: Progress | None = None, **options: Any
 ) -> Iterator[User]:
     """Open the user that the options name. Only "make" creates one."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
-    with open_runtime(common, mode, progress, train=train) as runtime:
+    with open_runtime(common, mode, progress, **options) as runtime:
         user = runtime.user(name, create=mode == "make")
         reported = _report_withdrawn(common, user, set())
         yield user

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from personalpeft.learning.status import SignalStatus
 
 
+_TEXTS = {"edit": "edit", "prefer": "preferred text", "comment": "comment"}
+
+
 @command(
     "feedback",
     examples=(
@@ -46,12 +49,10 @@ def feedback(
     turn: str,
     up: bool,
     down: bool,
-    edit: str | None,
     editor: bool,
-    prefer: str | None,
-    comment: str | None,
     reward: float | None,
     no_train: bool,
+    **given: str | None,
 ) -> None:
     """Record feedback on a reply and print its id.
 
@@ -59,28 +60,21 @@ def feedback(
 
     Give one option. The newest feedback of a kind on a turn counts; comments add up.
     """
-    texts = (edit, prefer, comment, reward)
-    given = sum((up, down, editor, *(each is not None for each in texts)))
-    if given != 1:
+    texts = {name: text for name, text in given.items() if text is not None}
+    count = sum((up, down, editor, reward is not None, len(texts)))
+    if count != 1:
         raise click.UsageError(
-            f"Give {'only ' if given else ''}one of --up, --down, --edit, --editor, --prefer, "
+            f"Give {'only ' if count else ''}one of --up, --down, --edit, --editor, --prefer, "
             "--comment and --reward at a time."
         )
-    edit = edit if edit is None else read_argument(edit, what="edit")
-    prefer = prefer if prefer is None else read_argument(prefer, what="preferred text")
-    comment = comment if comment is None else read_argument(comment, what="comment")
+    texts = {name: read_argument(text, what=_TEXTS[name]) for name, text in texts.items()}
     with session.open_user(common, "change") as user:
         about = user.turn(turn)
         if editor:
-            edit = open_editor(about.reply)
+            texts = {"edit": open_editor(about.reply)}
+        rating = 1 if up else -1 if down else None
         signal = user.feedback(
-            about,
-            rating=1 if up else -1 if down else None,
-            edit=edit,
-            prefer=prefer,
-            comment=comment,
-            reward=reward,
-            train=train_of(no_train),
+            about, rating=rating, reward=reward, train=train_of(no_train), **texts
         )
         # None where another program has superseded it meanwhile.
         status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)

@@ -10,7 +10,7 @@ import click
 
 from personalpeft.errors import InvalidInput
 from personalpeft_app import session
-from personalpeft_app.interrupts import interruptible
+from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import read_argument
@@ -78,11 +78,8 @@ def forget(
         if not (dry_run or yes):
             preview = user.forget(item, conversation=conversation, dry_run=True)
             _confirm(common, preview, "Forget this for good?")
-
-        def notify() -> None:
-            common.display.print("It is erased; rebuilding stops after this step.")
-
-        with interruptible(notify) as cancelled, common.display:
+        note = "It is erased; rebuilding stops after this step."
+        with long_call(common, note) as watched:
             report = user.forget(
                 item,
                 conversation=conversation,
@@ -90,8 +87,7 @@ def forget(
                 dry_run=dry_run,
                 certificate=certificate is not None,
                 reproduce=reproduce,
-                progress=common.display,
-                cancelled=cancelled,
+                **watched,
             )
     emit(common, report, str(report))
     _write_certificate(common, certificate, report.certificate)

@@ -6,20 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import click
 
 from personalpeft.formatting import to_json
 from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
+from personalpeft.types import Revision, Signal
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
-
-if TYPE_CHECKING:
-    from personalpeft.learning.status import SignalStatus
-    from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -141,7 +137,7 @@ def signals(common: GlobalOptions, everything: bool) -> None:
             _format_source(each.signal),
             str(each.signal.kind),
             each.layer or str(each.place),
-            ", ".join([each.use, *(f"{kind} replaced" for kind in _removed_kinds(each))]),
+            ", ".join([each.use, *dict.fromkeys(f"{one.kind} replaced" for one in each.removed)]),
             each.revision or "",
             each.why,
             signal_text(each.signal),
@@ -156,10 +152,6 @@ def signals(common: GlobalOptions, everything: bool) -> None:
         info(common, f"{user.id} has given no feedback yet.")
     if not training:
         info(common, "New feedback is not trained on. To change that: personalpeft set-training on")
-
-
-def _removed_kinds(status: SignalStatus) -> list[str]:
-    return list(dict.fromkeys(each.kind for each in status.removed))
 
 
 @command("why", examples=("why", "why t_01m7yhn42w --json"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -12,13 +11,12 @@ from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
 from personalpeft_app import session
-from personalpeft_app.interrupts import interruptible
+from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command
 from personalpeft_app.output import emit, info
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, User
-    from personalpeft_app.progress import Display
 
 BASE = "base"
 
@@ -27,19 +25,8 @@ def run_learn(
     common: GlobalOptions, user: User, layer: str | None = None, **options: Any
 ) -> LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
-    with stop_on_interrupt(common.display) as cancelled:
-        return user.learn(layer, progress=common.display, cancelled=cancelled, **options)
-
-
-@contextmanager
-def stop_on_interrupt(display: Display) -> Iterator[Callable[[], bool]]:
-    """Show the bar, and yield whether the first Ctrl-C asks for a stop after the running step."""
-
-    def notify() -> None:
-        display.print("Stopping after this step; Ctrl-C again stops at once.")
-
-    with interruptible(notify) as cancelled, display:
-        yield cancelled
+    with long_call(common) as watched:
+        return user.learn(layer, **watched, **options)
 
 
 def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,17 +107,12 @@ def learn(
             report = run_learn(common, user, layer, **options)
         emit(common, report, str(report))
         return
-    with (
-        session.open_runtime(common, "change") as runtime,
-        stop_on_interrupt(common.display) as cancelled,
-    ):
+    with session.open_runtime(common, "change") as runtime, long_call(common) as watched:
         users = list(dict.fromkeys((common.user_id(), *others)))
         if all_users:
             users = [each.id for each in runtime.iter_users()]
-        reports = runtime.learn_many(
-            users, layer, progress=common.display, cancelled=cancelled, **options
-        )
-        was_stopped = cancelled()
+        reports = runtime.learn_many(users, layer, **watched, **options)
+        was_stopped = watched["cancelled"]()
     if all_users:
         reports = tuple(report for report in reports if report.error != "NothingToLearn")
     emit(common, reports, "\n\n".join(map(str, reports)))
@@ -170,11 +152,8 @@ def practice(common: GlobalOptions, skill: str, **options: Any) -> None:
     better. A refusal is no error and changes nothing. Ctrl-C stops after the running step and keeps
     the work for the same practice.
     """
-    with (
-        session.open_user(common, "change") as user,
-        stop_on_interrupt(common.display) as cancelled,
-    ):
-        report = user.practice(skill, progress=common.display, cancelled=cancelled, **options)
+    with session.open_user(common, "change") as user, long_call(common) as watched:
+        report = user.practice(skill, **watched, **options)
     emit(common, report, str(report))
 
 
@@ -237,17 +216,9 @@ def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) 
     built from scratch. After an update of its weights the former ones cannot be asked: the report
     compares with the bare base, and --accept switches.
     """
-    with (
-        session.open_runtime(common, "change") as runtime,
-        stop_on_interrupt(common.display) as cancelled,
-    ):
+    with session.open_runtime(common, "change") as runtime, long_call(common) as watched:
         report = runtime.rebase(
-            common.user_id(),
-            other,
-            accept=accept,
-            compare_only=compare_only,
-            progress=common.display,
-            cancelled=cancelled,
+            common.user_id(), other, accept=accept, compare_only=compare_only, **watched
         )
     emit(common, report, str(report))
     if report.switched:

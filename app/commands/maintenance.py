@@ -11,7 +11,7 @@ import click
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
-from personalpeft_app.commands.learn import stop_on_interrupt
+from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, option
 from personalpeft_app.output import emit, format_table, info
 
@@ -67,11 +67,8 @@ def verify(common: GlobalOptions, repair: bool) -> None:
     """
     data: Any
     if repair:
-        with (
-            session.open_runtime(common, "change") as runtime,
-            stop_on_interrupt(common.display) as cancelled,
-        ):
-            report = runtime.repair(progress=common.display, cancelled=cancelled)
+        with session.open_runtime(common, "change") as runtime, long_call(common) as watched:
+            report = runtime.repair(**watched)
         problems, data, text = report.problems, report, str(report)
     else:
         with session.open_runtime(common, "read") as runtime:
@@ -106,10 +103,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
         raise click.UsageError("Give --check. To build a layer anew: learn --from-scratch")
     if revision is not None and all_users:
         raise click.UsageError("REVISION and --all exclude each other.")
-    with (
-        session.open_runtime(common, "read") as runtime,
-        stop_on_interrupt(common.display) as cancelled,
-    ):
+    with session.open_runtime(common, "read") as runtime, long_call(common) as watched:
         names = [common.user_id()]
         if all_users:
             names = [each.id for each in runtime.iter_users()]
@@ -117,8 +111,7 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
         for user in (runtime.user(name, create=False) for name in names):
             heads = [layer.head for layer in user.layers() if layer.head]
             reports += [
-                user.reproduce(each, progress=common.display, cancelled=cancelled)
-                for each in ([revision] if revision else heads)
+                user.reproduce(each, **watched) for each in ([revision] if revision else heads)
             ]
     emit(common, {"revisions": reports}, "\n".join(map(str, reports)))
     if not reports:

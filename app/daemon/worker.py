@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict
 from datetime import datetime, tzinfo
 from typing import Any, TypeAlias
 
@@ -30,8 +31,9 @@ from personalpeft import (
 )
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
+from personalpeft.learning.status import Pending
+from personalpeft.store.types import UserSummary
 from personalpeft_app.daemon import tasks
-from personalpeft_app.daemon.backlog_cache import BacklogCache
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     MAX_MESSAGE,
@@ -63,6 +65,8 @@ OpenRuntime: TypeAlias = Callable[[], AbstractContextManager[Runtime]]
 # Seconds between two readings of the sensors during a learn, and two records of its duration.
 _PROBE_SECONDS = 5.0
 _RECORD_SECONDS = 15.0
+# A rollback, among others, alters no number of a user's summary. It is seen after this many reads.
+_FULL_READ_EVERY = 30
 
 
 class Worker:
@@ -151,15 +155,8 @@ class Worker:
             for user, pending in self._backlogs.read(self._runtime).items()
             if user not in self._busy and not self._is_postponed(user)
         ]
-        reading = self._sensors()
-        host = HostState(
-            self._clock.now(),
-            self._time_zone(),
-            reading.on_ac_power,
-            reading.other_cpu_load,
-            reading.temperature,
-            self._runtime.maintenance.last_activity(),
-        )
+        now, served = self._clock.now(), self._runtime.maintenance.last_activity()
+        host = HostState(now, self._time_zone(), **asdict(self._sensors()), served=served)
         return plan(self._settings, host, backlogs, self.journal)
 
     def _postpone(self, user: str, error: PersonalPeftError) -> None:
@@ -294,6 +291,38 @@ class Worker:
         # Memory first: on a full disk, this process still knows its actions.
         self.journal = journal
         self._runtime.maintenance.write_note(TASK, journal.as_text())
+
+
+class BacklogCache:
+    """The pending learns of all users. Reads a user anew only after their summary changed."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[UserSummary, Pending]] = {}
+        self._reads = 0
+
+    def read(self, runtime: Runtime) -> dict[str, Pending]:
+        """Return, by user, what is pending of those with something to learn."""
+        now: dict[str, tuple[UserSummary, Pending]] = {}
+        self._reads += 1
+        if self._reads % _FULL_READ_EVERY == 0:
+            self._pending = {}
+        for summary in runtime.iter_users():
+            if not summary.signals:
+                continue
+            before = self._pending.get(summary.id)
+            if before is not None and before[0] == summary:
+                now[summary.id] = before
+                continue
+            try:
+                now[summary.id] = summary, runtime.user(summary.id, create=False).pending()
+            except NotFound:  # The user was deleted after the page was read.
+                continue
+        self._pending = now
+        return {user: pending for user, (_, pending) in now.items() if pending.triggers}
+
+    def forget(self, user: str) -> None:
+        """Read this user anew the next time."""
+        self._pending.pop(user, None)
 
 
 class _HostMonitor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Len
@@ -13,7 +13,6 @@ from flask import Blueprint, Response, jsonify
 from pydantic import Field
 
 from personalpeft import Reply
-from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.types import ToolCall
 from personalpeft_app.http import generation, tools, validation
 from personalpeft_app.http.generation import (
@@ -138,7 +137,7 @@ def blueprint(models: Models) -> Blueprint:
         prompt, options = body.prompt(models), body.tool_options(models)
         how = body.sampling(body.max_tokens, stop=body.stop_sequences)
         model = models.resolve(body.model)
-        batch = Generation(model, [prompt], **options.options(how))
+        batch = Generation(model, [prompt], how, options)
         head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -148,14 +147,19 @@ def blueprint(models: Models) -> Blueprint:
         if body.stream:
             events = _events(batch, head, options)
             return batch.stream(events, lambda error: generation.format_event(error, "error"))
-        (reply,) = batch.replies()
-        parts = options.read(reply)
-        text = "".join(part for part in parts if isinstance(part, str))
-        calls = tools.calls_of(parts)
-        content = [{"type": "text", "text": text}] if text or not calls else []
-        content += [_tool_use(call) for call in calls]
-        whole = {**head, "content": content, **_end(options, reply, calls), "usage": _usage(reply)}
-        return batch.response(whole, reply)
+        (reader,) = batch.read()
+        text = "".join(reader.texts)
+        content = [{"type": "text", "text": text}] if text or not reader.calls else []
+        content += map(_tool_use, reader.calls)
+        return batch.response(
+            {
+                **head,
+                "content": content,
+                **_end(options, reader),
+                "usage": _usage(reader.reply),
+                "personalpeft": batch.metadata(reader.reply),
+            }
+        )
 
     @routes.post("/v1/messages/count_tokens")
     def count() -> Response:
@@ -175,7 +179,10 @@ def blueprint(models: Models) -> Blueprint:
     return routes
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
+_EMPTY = {"type": "text", "text": ""}
+
+
+def _tool_use(call: Any) -> dict[str, Any]:
     """Return a call as a block of content."""
     name = f"toolu_{secrets.token_hex(12)}"
     return {"type": "tool_use", "id": name, "name": call.name, "input": dict(call.arguments)}
@@ -186,11 +193,11 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
 
 
-def _end(options: ToolOptions, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
+def _end(options: ToolOptions, reader: ReplyReader) -> dict[str, str | None]:
     """Return the stop reason in Anthropic's format."""
-    if stop := options.stop_of(reply):
+    if stop := options.stop_of(reader.reply):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if calls else "end_turn"
+    ended = "max_tokens" if reader.is_cut else "tool_use" if reader.calls else "end_turn"
     return {"stop_reason": ended, "stop_sequence": None}
 
 
@@ -198,65 +205,34 @@ def _events(batch: Generation, head: dict[str, Any], options: ToolOptions) -> It
     def event(kind: str, **more: Any) -> str:
         return generation.format_event({"type": kind, **more}, kind)
 
-    (stream,) = batch.streams
-    reader, blocks = ReplyReader(stream, options), _Blocks()
-    usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
+    (reader,) = batch.readers()
+    usage = {"input_tokens": batch.streams[0].prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
-    for kind, more in chain(chain.from_iterable(map(blocks.add, reader)), blocks.end()):
-        yield event(kind, **more)
-    reply = reader.reply
+    for index, (block, deltas) in enumerate(_blocks(reader)):
+        yield event("content_block_start", index=index, content_block=block)
+        for delta in deltas:
+            yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
     yield event(
         "message_delta",
-        delta=_end(options, reply, reader.calls),
-        usage=_usage(reply),
-        personalpeft=generation.metadata(batch.model, reply),
+        delta=_end(options, reader),
+        usage=_usage(reader.reply),
+        personalpeft=batch.metadata(reader.reply),
     )
     yield event("message_stop")
 
 
-class _Blocks:
-    """The content blocks of a message: text and calls."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._open = False
-
-    def add(self, part: ReplyPart) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the events of a text or call."""
-        if isinstance(part, str):
-            if not self._open:
-                self._open = True
-                yield (
-                    "content_block_start",
-                    {"index": self._number, "content_block": {"type": "text", "text": ""}},
-                )
-            yield (
-                "content_block_delta",
-                {"index": self._number, "delta": {"type": "text_delta", "text": part}},
-            )
-            return
-        yield from self._closed()
-        call = _tool_use(part)
-        arguments = json.dumps(call["input"], ensure_ascii=False)
-        yield "content_block_start", {"index": self._number, "content_block": {**call, "input": {}}}
-        yield (
-            "content_block_delta",
-            {
-                "index": self._number,
-                "delta": {"type": "input_json_delta", "partial_json": arguments},
-            },
-        )
-        self._open = True
-        yield from self._closed()
-
-    def end(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the last events. An empty message has one block of text."""
-        if not self._number and not self._open:
-            yield from self.add("")
-        yield from self._closed()
-
-    def _closed(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self._open:
-            yield "content_block_stop", {"index": self._number}
-            self._open, self._number = False, self._number + 1
+def _blocks(reader: ReplyReader) -> Iterator[tuple[dict[str, Any], Iterable[dict[str, Any]]]]:
+    """Yield the content blocks as they begin, each with its deltas. Texts in a row are one block."""
+    for is_call, run in groupby(reader, key=lambda part: isinstance(part, ToolCall)):
+        if is_call:
+            for call in map(_tool_use, run):
+                arguments = json.dumps(call["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": arguments}
+                yield {**call, "input": {}}, [delta]
+        else:
+            yield _EMPTY, ({"type": "text_delta", "text": text} for text in run)
+    if not (reader.texts or reader.calls):
+        # An empty message has one block of text.
+        yield _EMPTY, [{"type": "text_delta", "text": ""}]

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len
 from flask import Response, jsonify, request
@@ -22,7 +22,7 @@ from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import ToolCall
 from personalpeft_app.http.error_responses import error_formatter
 from personalpeft_app.http.models import Model
-from personalpeft_app.http.tools import ToolOptions, calls_of
+from personalpeft_app.http.tools import ToolOptions
 from personalpeft_app.http.validation import Body, Part
 
 MAX_MESSAGES = 10_000
@@ -72,39 +72,57 @@ def text_of(content: Content) -> str:
 
 
 class Generation:
-    """The replies of one request, generated side by side. Close it, or read it to the end."""
+    """The replies of one request, generated side by side. Close it, or read it to the end.
 
-    def __init__(self, model: Model, prompts: Sequence[Any], **how: Any) -> None:
-        self.model = model
+    ``how`` has the sampling options for ``User.stream``, its seed included.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[Any],
+        how: Mapping[str, Any],
+        tool_options: ToolOptions,
+    ) -> None:
         self.streams: list[Stream] = []
+        self._model, self._tool_options = model, tool_options
         gone = request.environ.get("waitress.client_disconnected")
-        first = how.pop("seed")
+        common = {**tool_options.options(how), **model.options, "cancelled": gone}
         with ExitStack() as undo:
             undo.callback(self.close)
             for number, prompt in enumerate(prompts):
                 # Each reply of a prompt has its own seed, by which it can be repeated.
-                seed = first + number
-                options = {**how, **model.options, "seed": seed, "cancelled": gone}
+                options = {**common, "seed": how["seed"] + number}
                 self.streams.append(_open_stream(model, prompt, options))
             for stream in self.streams:
                 stream.begin()
             undo.pop_all()
 
-    def replies(self) -> list[Reply]:
-        """Return the whole replies. Raises as ``User.chat``."""
-        try:
-            for stream in self.streams:
-                for _ in stream:
-                    pass
-            return [read_all(stream) for stream in self.streams]
-        finally:
-            self.close()
+    def readers(self) -> Iterator[ReplyReader]:
+        """Yield the reader of each reply, which waits for its first piece."""
+        return (ReplyReader(stream, self._tool_options) for stream in self.streams)
 
-    def response(self, body: Mapping[str, Any], reply: Reply, **more: Any) -> Response:
-        """Return a whole response, with what feedback on its (first) reply needs."""
-        about = {**metadata(self.model, reply), **more}
-        response = jsonify({**body, "personalpeft": about})
-        response.headers.update(_headers(self.model, reply.stack.digest, reply.turn_id))
+    def read(self) -> list[ReplyReader]:
+        """Return the readers of the whole replies. Raises as ``User.chat`` and ``ReplyReader``."""
+        with closing(self):
+            return [reader.finish() for reader in self.readers()]
+
+    def metadata(self, reply: Reply) -> dict[str, Any]:
+        """Return what feedback on a reply needs, for the body of a response."""
+        return {
+            "turn": reply.turn_id,
+            "user": self._model.user.id,
+            "stack": reply.stack.digest,
+            "revisions": [entry.revision for entry in reply.stack.entries],
+            "conversation_id": reply.conversation_id,
+            "dropped_messages": reply.dropped_messages,
+        }
+
+    def response(self, body: Mapping[str, Any]) -> Response:
+        """Return a whole response. Its body has the ``metadata`` of its (first) reply."""
+        response = jsonify(body)
+        response.headers.update(self._headers)
+        response.headers["X-PersonalPeft-Turn"] = body["personalpeft"]["turn"]
         return response
 
     def stream(self, events: Iterator[str], fault: Callable[[dict[str, Any]], str]) -> Response:
@@ -114,13 +132,17 @@ class Generation:
             with closing(self):
                 yield from events
 
-        headers = _headers(self.model, self.streams[0].stack.digest)
-        return sse_response(closing_events(), fault, headers)
+        return sse_response(closing_events(), fault, self._headers)
 
     def close(self) -> None:
         """Cancel the replies that are unfinished."""
         for stream in self.streams:
             stream.close()
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        stack = self.streams[0].stack.digest
+        return {"X-PersonalPeft-User": self._model.user.id, "X-PersonalPeft-Stack": stack}
 
 
 def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Stream:
@@ -136,41 +158,54 @@ def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Strea
         return model.user.stream(prompt, **{**options, "max_tokens": room})
 
 
-def read_all(stream: Stream) -> Reply:
-    """Return the reply of a stream. Raises ``ServingFailed`` if it was cut off."""
-    reply = stream.reply
-    if reply.finish_reason == "cancelled":
-        raise ServingFailed("The reply was cut off.", hint="Try again.")
-    return reply
-
-
 class ReplyReader:
-    """Reads one streamed reply as texts and tool calls. Waits for its first piece at once.
+    """Reads one reply as texts and tool calls. Waits for its first piece at once.
 
     Attributes:
+        texts: The texts so far.
         calls: The calls so far, with that of the part that was read last.
         reply: The whole reply, after the last part.
+        is_cut: Whether the reply has ended at its longest length.
         letters: The characters of the tokens whose log-probs were taken.
     """
 
     reply: Reply
 
     def __init__(self, stream: Stream, tool_options: ToolOptions) -> None:
+        self.texts: list[str] = []
         self.calls: list[ToolCall] = []
         self.letters = 0
+        self.is_cut = False
         self._stream = stream
         self._tool_options = tool_options
         self._first = next(stream, "")
         self._tokens = 0
 
     def __iter__(self) -> Iterator[ReplyPart]:
-        """Yield the parts. Raises as ``ToolOptions.check``."""
+        """Yield the parts.
+
+        Raises ``ServingFailed`` if the reply was cut off, and as ``ToolOptions.check``.
+        """
         pieces = chain([self._first] if self._first else [], self._stream)
         for part in self._tool_options.parts(pieces):
-            self.calls += calls_of([part])
+            if not isinstance(part, ToolCall):
+                self.texts.append(part)
+            elif self.calls and self._tool_options.single:
+                continue
+            else:
+                self.calls.append(part)
             yield part
-        self.reply = read_all(self._stream)
+        self.reply = self._stream.reply
+        if self.reply.finish_reason == "cancelled":
+            raise ServingFailed("The reply was cut off.", hint="Try again.")
+        self.is_cut = self.reply.finish_reason == "length"
         self._tool_options.check(self.reply, self.calls)
+
+    def finish(self) -> Self:
+        """Read the parts to the end. Raises as reading them."""
+        for _ in self:
+            pass
+        return self
 
     def take_logprobs(self) -> Sequence[TokenLogprob]:
         """Return the log-probs of the tokens since the last call."""
@@ -178,24 +213,6 @@ class ReplyReader:
         self._tokens += len(tokens)
         self.letters += sum(len(token.text) for token in tokens)
         return tokens
-
-
-def metadata(model: Model, reply: Reply) -> dict[str, Any]:
-    """Return what feedback on a reply needs, for the body of a response."""
-    return {
-        "turn": reply.turn_id,
-        "user": model.user.id,
-        "stack": reply.stack.digest,
-        "revisions": [entry.revision for entry in reply.stack.entries],
-        "conversation_id": reply.conversation_id,
-        "dropped_messages": reply.dropped_messages,
-    }
-
-
-def _headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
-    """Return the same as headers. A stream has no turn before its end."""
-    found = {"X-PersonalPeft-User": model.user.id, "X-PersonalPeft-Stack": stack}
-    return {**found, "X-PersonalPeft-Turn": turn} if turn else found
 
 
 def sse_response(

@@ -114,57 +114,32 @@ class Models:
         shared = (self._runtime.base().card.name, self._runtime.embedder)
         own = caller().user
         if own is not None:
-            yield from self._names_of(own, shared, after)
+            # The base hides a user of its name.
+            first = shared if own in shared else (own, *shared)
+            revisions = _of_revisions(self._runtime.user(own))
+            yield from _following([*((name, 0) for name in first), *revisions], after)
             return
         user = None
         if after is None or after in shared:
-            yield from (
-                (name, 0) for name in shared[0 if after is None else shared.index(after) + 1 :]
-            )
+            yield from _following([(name, 0) for name in shared], after)
         else:
-            user, _, revision = after.partition("@")
-            yield from self._revisions_after(user, revision)
+            user = after.partition("@")[0]
+            yield from _following(self._names_of(user), after)
         for name, since in self._users_after(user, batch):
             # The base hides a user of its name.
             if name not in shared:
                 yield name, since
 
-    def _names_of(
-        self, own: str, shared: tuple[str, str], after: str | None
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the names for the API key of one user."""
-        # The base hides a user of its name.
-        names = [(name, 0) for name in dict.fromkeys((own, *shared))]
-        if own in shared:
-            names.sort(key=lambda each: shared.index(each[0]))
-        names += _of_revisions(self._runtime.user(own))
-        begin = 0
-        if after is not None:
-            known = [name for name, _ in names]
-            if after not in known:
-                raise _unknown_after()
-            begin = known.index(after) + 1
-        yield from names[begin:]
-
-    def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
-        """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
-        refusal = _unknown_after()
+    def _names_of(self, user: str) -> list[tuple[str, int]]:
+        """Return the names of a user who may be unknown. Raises ``InvalidParameter``."""
+        names = [(user, 0)]
         try:
-            check_user_id(user)
-            names = list(_of_revisions(self._runtime.user(user, create=False)))
+            names += _of_revisions(self._runtime.user(user, create=False))
         except InvalidId:
-            raise refusal from None
+            raise _unknown_after() from None
         except NotFound:
-            names = []
-        if not revision:
-            yield from names
-            return
-        begin = next(
-            (n for n, (name, _) in enumerate(names, 1) if name == f"{user}@{revision}"), None
-        )
-        if begin is None:
-            raise refusal
-        yield from names[begin:]
+            pass
+        return names
 
     def _users_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the users after ``after`` by id, each before their revisions."""
@@ -186,6 +161,16 @@ class Models:
 
 def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
     return ((f"{user.id}@{each.id}", int(each.at.timestamp())) for each in user.revisions())
+
+
+def _following(names: list[tuple[str, int]], after: str | None) -> list[tuple[str, int]]:
+    """Return the names after ``after``, or all without it. Raises ``InvalidParameter``."""
+    if after is None:
+        return names
+    known = [name for name, _ in names]
+    if after not in known:
+        raise _unknown_after()
+    return names[known.index(after) + 1 :]
 
 
 def _unknown_after() -> InvalidParameter:

@@ -161,7 +161,7 @@ def blueprint(models: Models) -> Blueprint:
         )
         how |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
         how |= {"truncation": body.truncation}
-        return _answer(models, body, [prompt], options.options(how), _Chat(options))
+        return _answer(models, body, [prompt], how, options, _Chat())
 
     @routes.post("/v1/completions")
     def completion() -> Response:
@@ -169,7 +169,9 @@ def blueprint(models: Models) -> Blueprint:
         how = body.sampling(body.max_tokens or _COMPLETION_TOKENS, stop=body.stop, seed=body.seed)
         how |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return _answer(models, body, prompts, {**how, "template": False}, _Completion())
+        return _answer(
+            models, body, prompts, {**how, "template": False}, ToolOptions(), _Completion()
+        )
 
     return routes
 
@@ -177,30 +179,16 @@ def blueprint(models: Models) -> Blueprint:
 class _Chat:
     """The format of a chat."""
 
-    prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, kind, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    opening = ({"delta": {"role": "assistant", "content": ""}},)
 
-    def __init__(self, tool_options: ToolOptions) -> None:
-        self.tool_options = tool_options
-
-    def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        parts = self.tool_options.read(reply)
-        calls = tools.calls_of(parts)
-        text = "".join(part for part in parts if isinstance(part, str))
+    def whole(self, reader: ReplyReader) -> dict[str, Any]:
+        text = "".join(reader.texts)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
-            message |= {
-                "content": text or None,
-                "tool_calls": [tools.openai_call(call) for call in calls],
-            }
-        finish = _finish(reply, called=bool(calls))
-        return {
-            "message": message,
-            "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None,
-            "finish_reason": finish,
-        }
-
-    def opening(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+        if reader.calls:
+            message["content"] = text or None
+            message["tool_calls"] = list(map(tools.openai_call, reader.calls))
+        return {"message": message}
 
     def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         if isinstance(part, ToolCall):
@@ -214,15 +202,11 @@ class _Chat:
 class _Completion:
     """The format of a completion."""
 
-    prefix, whole, piece = "cmpl", "text_completion", "text_completion"
-    tool_options = ToolOptions()
+    prefix, kind, piece = "cmpl", "text_completion", "text_completion"
+    opening = ()
 
-    def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        known = self.logprobs(reply.logprobs, 0) if logprobs else None
-        return {"text": reply.text, "logprobs": known, "finish_reason": reply.finish_reason}
-
-    def opening(self) -> dict[str, Any] | None:
-        return None
+    def whole(self, reader: ReplyReader) -> dict[str, Any]:
+        return {"text": "".join(reader.texts)}
 
     def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         return {"text": part}
@@ -250,13 +234,15 @@ def _answer(
     body: _Body,
     prompts: Sequence[Any],
     how: dict[str, Any],
+    tool_options: ToolOptions,
     form: _Chat | _Completion,
 ) -> Response:
     if body.n * len(prompts) > MAX_REPLIES:
         raise InvalidParameter(f"n: at most {MAX_REPLIES} replies are generated at once.", "n")
     usage = body.includes_usage()
     model = models.resolve(body.model)
-    batch = Generation(model, [prompt for prompt in prompts for _ in range(body.n)], **how)
+    prompts = [prompt for prompt in prompts for _ in range(body.n)]
+    batch = Generation(model, prompts, how, tool_options)
     head = {
         "id": f"{form.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
@@ -265,21 +251,28 @@ def _answer(
     if body.stream:
         events = _events(batch, {**head, "object": form.piece}, form, how["logprobs"], usage)
         return batch.stream(events, generation.format_event)
-    replies = batch.replies()
+    readers = batch.read()
+    replies = [reader.reply for reader in readers]
+    turns = [reply.turn_id for reply in replies]
     choices = [
-        {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
+        {
+            "index": number,
+            **form.whole(reader),
+            "logprobs": form.logprobs(reader.reply.logprobs, 0) if how["logprobs"] else None,
+            "finish_reason": _finish(reader),
+        }
+        for number, reader in enumerate(readers)
     ]
     return batch.response(
         {
             **head,
             # Some client libraries keep nothing but the id, and feedback needs the turn.
             "id": replies[0].turn_id,
-            "object": form.whole,
+            "object": form.kind,
             "choices": choices,
             "usage": _usage(replies),
-        },
-        replies[0],
-        turns=[reply.turn_id for reply in replies],
+            "personalpeft": {**batch.metadata(replies[0]), "turns": turns},
+        }
     )
 
 
@@ -291,9 +284,8 @@ def _events(
         return generation.format_event({**made, "usage": None} if usage else made)
 
     replies = []
-    for number, stream in enumerate(batch.streams):
-        reader = ReplyReader(stream, form.tool_options)
-        if opening := form.opening():
+    for number, reader in enumerate(batch.readers()):
+        for opening in form.opening:
             yield chunk(number, opening)
         for part in reader:
             yield chunk(number, _delta(form, reader, part, logprobs))
@@ -301,8 +293,8 @@ def _events(
         yield chunk(
             number,
             _delta(form, reader, "", logprobs),
-            _finish(reader.reply, called=bool(reader.calls)),
-            personalpeft=generation.metadata(batch.model, reader.reply),
+            _finish(reader),
+            personalpeft=batch.metadata(reader.reply),
         )
     if usage:
         yield generation.format_event({**head, "choices": [], "usage": _usage(replies)})
@@ -331,8 +323,9 @@ def _token(known: TokenLogprob | LikelyToken) -> dict[str, Any]:
     return {"token": known.text, "logprob": known.logprob, "bytes": list(known.text.encode())}
 
 
-def _finish(reply: Reply, *, called: bool) -> str:
-    return "tool_calls" if called and reply.finish_reason == "stop" else reply.finish_reason
+def _finish(reader: ReplyReader) -> str:
+    reason = reader.reply.finish_reason
+    return "tool_calls" if reader.calls and reason == "stop" else reason
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import count, groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Len
 from flask import Blueprint, Response
 from pydantic import Discriminator, Field, Tag
 
-from personalpeft import Reply
-from personalpeft.base_models.tool_calls import ReplyPart
-from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import Json, ToolCall
 from personalpeft_app.http import generation, tools, validation
 from personalpeft_app.http.error_responses import InvalidParameter
@@ -148,159 +145,145 @@ def blueprint(models: Models) -> Blueprint:
             "truncation": body.truncation,
         }
         model = models.resolve(body.model)
-        batch = Generation(model, [prompt], **options.options(how))
-        shape = _Shape(body, given, model.name)
+        batch = Generation(model, [prompt], how, options)
+        events = _events(batch, _head(body, given, model.name))
         if body.stream:
-            numbers = itertools.count()
-            events = _events(batch, shape, options, numbers)
-            return batch.stream(events, partial(_fault, numbers))
-        (reply,) = batch.replies()
-        output = _Output()
-        for part in options.read(reply):
-            list(output.add(part, reply.logprobs))
-        list(output.end(reply))
-        return batch.response(shape.ended(reply, output), reply)
+            numbers = count()
+            texts = (_event(numbers, kind, **more) for kind, more in events)
+            return batch.stream(texts, partial(_fault, numbers))
+        with closing(batch):
+            *_, (_, last) = events
+        return batch.response(last["response"])
 
     return routes
-
-
-class _Shape:
-    """The response object while it grows. Its id is not the turn's."""
-
-    def __init__(self, body: ResponseBody, given: Json, model: str) -> None:
-        # The response repeats these fields as the client sent them.
-        names = ("instructions", "max_output_tokens", "temperature", "top_p")
-        self._head = {
-            "id": f"resp_{secrets.token_hex(16)}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            **{name: given.get(name) for name in names},
-            "metadata": {},
-            "parallel_tool_calls": body.parallel_tool_calls,
-            "previous_response_id": None,
-            "store": False,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": given.get("tool_choice") or "auto",
-            "tools": given.get("tools") or [],
-            "top_logprobs": body.top_logprobs,
-            "truncation": body.truncation,
-        }
-
-    def begun(self) -> dict[str, Any]:
-        """Return the response at its start."""
-        return {
-            **self._head,
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
-
-    def ended(self, reply: Reply, output: _Output) -> dict[str, Any]:
-        """Return the finished response."""
-        cut = reply.finish_reason == "length"
-        read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
-        return {
-            **self._head,
-            "status": "incomplete" if cut else "completed",
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": output.items,
-            "usage": {
-                "input_tokens": read,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": written,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": read + written,
-            },
-        }
 
 
 Event = tuple[str, dict[str, Any]]
 
 
-class _Output:
-    """The output items of a response: messages and calls. Its methods yield their events."""
+def _head(body: ResponseBody, given: Json, model: str) -> dict[str, Any]:
+    """Return what a response has from its start. Its id is not the turn's."""
+    # The response repeats these fields as the client sent them.
+    names = ("instructions", "max_output_tokens", "temperature", "top_p")
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        **{name: given.get(name) for name in names},
+        "metadata": {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": None,
+        "store": False,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": given.get("tool_choice") or "auto",
+        "tools": given.get("tools") or [],
+        "top_logprobs": body.top_logprobs,
+        "truncation": body.truncation,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
 
-    def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self._text: list[str] | None = None
-        self._likely: list[dict[str, Any]] = []
-        self._id = ""
 
-    def add(self, part: ReplyPart, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Add a text or call, with the log-probs of its tokens if requested."""
-        if isinstance(part, ToolCall):
-            yield from self._closed("completed")
-            yield from self._call(part)
-            return
-        if self._text is None:
-            self._text, self._id = [], f"msg_{secrets.token_hex(16)}"
-            item = {**self._message("in_progress"), "content": []}
-            yield "response.output_item.added", {"output_index": len(self.items), "item": item}
-            yield "response.content_part.added", {**self._place, "part": _part("", [])}
-        known = format_logprobs(tokens)
-        self._text.append(part)
-        self._likely += known
-        if part or known:
-            yield "response.output_text.delta", {**self._place, "delta": part, "logprobs": known}
+def _events(batch: Generation, head: dict[str, Any]) -> Iterator[Event]:
+    """Yield the events of a reply. The last one has the whole response."""
+    (reader,) = batch.readers()
+    yield "response.created", {"response": head}
+    yield "response.in_progress", {"response": head}
+    items: list[dict[str, Any]] = []
+    for is_call, run in groupby(_parts(reader), key=lambda each: isinstance(each[0], ToolCall)):
+        if is_call:
+            for call, _ in run:
+                yield from _call_events(call, items)
+        else:
+            yield from _message_events(run, items, reader)
+    status = _status(reader)
+    read, written = reader.reply.usage.prompt_tokens, reader.reply.usage.completion_tokens
+    whole = {
+        **head,
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if reader.is_cut else None,
+        "output": items,
+        "usage": {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read + written,
+        },
+        "personalpeft": batch.metadata(reader.reply),
+    }
+    yield f"response.{status}", {"response": whole}
 
-    def end(self, reply: Reply) -> Iterator[Event]:
-        """End the open item with the reply. An empty response has one message."""
-        if not self.items and self._text is None:
-            yield from self.add("")
-        yield from self._closed("incomplete" if reply.finish_reason == "length" else "completed")
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": len(self.items), "content_index": 0}
+def _parts(reader: ReplyReader) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """Yield the parts, each with the log-probs of its tokens if requested."""
+    for part in reader:
+        yield part, format_logprobs(reader.take_logprobs())
+    # The last tokens may have made no text. An empty response has one message.
+    rest = format_logprobs(reader.take_logprobs())
+    if rest or not (reader.texts or reader.calls):
+        yield "", rest
 
-    def _message(self, status: str) -> dict[str, Any]:
-        content = [_part("".join(self._text or ()), self._likely)]
-        return {
-            "type": "message",
-            "id": self._id,
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
 
-    def _closed(self, status: str) -> Iterator[Event]:
-        if self._text is None:
-            return
-        item, place = self._message(status), self._place
-        (part,) = item["content"]
-        self._text, self._likely = None, []
-        self.items.append(item)
-        yield (
-            "response.output_text.done",
-            {**place, "text": part["text"], "logprobs": part["logprobs"]},
-        )
-        yield "response.content_part.done", {**place, "part": part}
-        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
+def _message_events(
+    run: Iterable[tuple[str, list[dict[str, Any]]]],
+    items: list[dict[str, Any]],
+    reader: ReplyReader,
+) -> Iterator[Event]:
+    """Yield the events of a message, and append it to the items."""
+    name, number = f"msg_{secrets.token_hex(16)}", len(items)
+    item: dict[str, Any] = {
+        "type": "message",
+        "id": name,
+        "status": "in_progress",
+        "role": "assistant",
+        "content": [],
+    }
+    place = {"item_id": name, "output_index": number, "content_index": 0}
+    yield "response.output_item.added", {"output_index": number, "item": item}
+    yield "response.content_part.added", {**place, "part": _part("", [])}
+    texts, likely = [], []
+    for text, known in run:
+        texts.append(text)
+        likely += known
+        if text or known:
+            yield "response.output_text.delta", {**place, "delta": text, "logprobs": known}
+    part = _part("".join(texts), likely)
+    item = {**item, "status": _status(reader), "content": [part]}
+    items.append(item)
+    yield "response.output_text.done", {**place, "text": part["text"], "logprobs": likely}
+    yield "response.content_part.done", {**place, "part": part}
+    yield "response.output_item.done", {"output_index": number, "item": item}
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
-        number, name = len(self.items), f"fc_{secrets.token_hex(16)}"
-        item = {
-            "type": "function_call",
-            "id": name,
-            "call_id": f"call_{secrets.token_hex(12)}",
-            "name": call.name,
-            "arguments": json.dumps(call.arguments, ensure_ascii=False),
-            "status": "completed",
-        }
-        place, arguments = {"item_id": name, "output_index": number}, item["arguments"]
-        self.items.append(item)
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield "response.output_item.added", {"output_index": number, "item": begun}
-        yield "response.function_call_arguments.delta", {**place, "delta": arguments}
-        yield (
-            "response.function_call_arguments.done",
-            {**place, "name": call.name, "arguments": arguments},
-        )
-        yield "response.output_item.done", {"output_index": number, "item": item}
+
+def _call_events(call: ToolCall, items: list[dict[str, Any]]) -> Iterator[Event]:
+    """Yield the events of a call, and append it to the items."""
+    name, number = f"fc_{secrets.token_hex(16)}", len(items)
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    item = {
+        "type": "function_call",
+        "id": name,
+        "call_id": f"call_{secrets.token_hex(12)}",
+        "name": call.name,
+        "arguments": arguments,
+        "status": "completed",
+    }
+    items.append(item)
+    place = {"item_id": name, "output_index": number}
+    begun = {**item, "arguments": "", "status": "in_progress"}
+    done = {**place, "name": call.name, "arguments": arguments}
+    yield "response.output_item.added", {"output_index": number, "item": begun}
+    yield "response.function_call_arguments.delta", {**place, "delta": arguments}
+    yield "response.function_call_arguments.done", done
+    yield "response.output_item.done", {"output_index": number, "item": item}
+
+
+def _status(reader: ReplyReader) -> str:
+    return "incomplete" if reader.is_cut else "completed"
 
 
 def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
@@ -311,31 +294,6 @@ def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
 def _event(numbers: Iterator[int], kind: str, **more: Any) -> str:
     value = {"type": kind, "sequence_number": next(numbers), **more}
     return generation.format_event(value, kind)
-
-
-def _events(
-    batch: Generation, shape: _Shape, options: ToolOptions, numbers: Iterator[int]
-) -> Iterator[str]:
-    event = partial(_event, numbers)
-    reader, output = ReplyReader(batch.streams[0], options), _Output()
-    yield event("response.created", response=shape.begun())
-    yield event("response.in_progress", response=shape.begun())
-    for part in reader:
-        for kind, more in output.add(part, reader.take_logprobs()):
-            yield event(kind, **more)
-    reply = reader.reply
-    # The last tokens may have made no text.
-    rest = reader.take_logprobs()
-    for kind, more in chain(output.add("", rest) if rest else (), output.end(reply)):
-        yield event(kind, **more)
-    kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
-    yield event(
-        kind,
-        response={
-            **shape.ended(reply, output),
-            "personalpeft": generation.metadata(batch.model, reply),
-        },
-    )
 
 
 def _fault(numbers: Iterator[int], body: dict[str, Any]) -> str:

@@ -98,24 +98,10 @@ class ToolOptions:
         if not self.tools:
             yield from pieces
             return
-        called = False
-        for part in self._read(pieces):
-            is_call = isinstance(part, ToolCall)
-            if not (is_call and called and self.single):
-                yield part
-            called = called or is_call
-
-    def _read(self, pieces: Iterable[str]) -> Iterator[ReplyPart]:
         reader = call_reader(self.tool_format)
         for piece in pieces:
             yield from reader.push(piece)
         yield from reader.finish()
-
-    def read(self, reply: Reply) -> list[ReplyPart]:
-        """Return the texts and calls of a whole reply. Raises as ``check``."""
-        parts = list(self.parts([reply.text]))
-        self.check(reply, calls_of(parts))
-        return parts
 
     def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
         """Raise ``RequiredCallMissing`` for a finished reply without the required call.
@@ -140,11 +126,6 @@ class ToolOptions:
     def stop_of(self, reply: Reply) -> str:
         """Return the request's stop string that ended a reply, else empty."""
         return "" if self.single and reply.stop == call_end(self.tool_format) else reply.stop
-
-
-def calls_of(parts: Iterable[ReplyPart]) -> list[ToolCall]:
-    """Return the calls in parts of a reply."""
-    return [each for each in parts if isinstance(each, ToolCall)]
 
 
 def tool_options(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
+from personalpeft.erasure import ForgetUserReport
 from personalpeft_app.tui import theme, views
 from personalpeft_app.tui.controls import ConversationList
 from personalpeft_app.tui.conversation_pane import ConversationPane
@@ -27,9 +28,6 @@ from personalpeft_app.tui.keys import COMMANDS, bindings
 from personalpeft_app.tui.model_pane import ModelPane
 from personalpeft_app.tui.notifier import show_note
 from personalpeft_app.tui.user_session import TaskHandle, UserSession
-
-if TYPE_CHECKING:
-    from personalpeft.erasure import ForgetUserReport
 
 # How often the screen shows what streams in: often enough to read along, seldom enough for SSH.
 _POLL_SECONDS = 1 / 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -14,13 +14,11 @@ from textual.widget import Widget
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from personalpeft.types import Layer
 from personalpeft_app.tui import views
 from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.theme import DIM
 from personalpeft_app.tui.views import Row
-
-if TYPE_CHECKING:
-    from personalpeft.types import Layer
 
 _MAX = 2.0
 _STEP = 0.1

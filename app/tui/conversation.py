@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from personalpeft import TurnFeedback
-
-if TYPE_CHECKING:
-    from personalpeft import Conversation as RecordedConversation
-    from personalpeft import ConversationSummary
-    from personalpeft.types import Turn
+from personalpeft import Conversation as RecordedConversation
+from personalpeft import ConversationSummary, TurnFeedback
+from personalpeft.types import Turn
 
 Status: TypeAlias = Literal["waiting", "writing", "done", "stopped", "failed"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from textual import work
@@ -20,6 +20,7 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Markdown
 
+from personalpeft import ConversationSummary, Reply
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
@@ -28,9 +29,6 @@ from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
 from personalpeft_app.tui.transcript import ExchangeView, Transcript
 from personalpeft_app.tui.user_session import TaskHandle, UserSession, describe_error
-
-if TYPE_CHECKING:
-    from personalpeft import ConversationSummary, Reply
 
 
 class ConversationPane(Vertical):

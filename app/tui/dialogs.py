@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from textwrap import dedent
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -16,18 +16,16 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from personalpeft.chat.compare import Comparison
+from personalpeft.erasure import ForgetReport, ForgetUserReport
 from personalpeft.errors import PersonalPeftError
+from personalpeft.rebase import RebaseReport
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
 from personalpeft_app.tui.keys import KEYS, bindings
 from personalpeft_app.tui.markdown import ReplyMarkdown
 from personalpeft_app.tui.notifier import show_error, show_note
-
-if TYPE_CHECKING:
-    from personalpeft.chat.compare import Comparison
-    from personalpeft.erasure import ForgetReport, ForgetUserReport
-    from personalpeft.rebase import RebaseReport
-    from personalpeft_app.tui.user_session import UserSession
+from personalpeft_app.tui.user_session import UserSession
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -21,7 +21,11 @@ from textual.css.query import NoMatches
 from textual.message import Message
 from textual.widgets import Static, TabbedContent, TabPane
 
+from personalpeft import TrainingStatus
+from personalpeft.erasure import ForgetUserReport
 from personalpeft.errors import NothingToLearn, PersonalPeftError
+from personalpeft.rebase import RebaseReport
+from personalpeft.types import HeadMove
 from personalpeft_app.output import printable
 from personalpeft_app.tui import views
 from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
@@ -37,12 +41,6 @@ from personalpeft_app.tui.dialogs import (
 from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
-
-if TYPE_CHECKING:
-    from personalpeft import TrainingStatus
-    from personalpeft.erasure import ForgetUserReport
-    from personalpeft.rebase import RebaseReport
-    from personalpeft.types import HeadMove
 
 _WEIGHT_HINT = (
     "[$secondary][b $primary]← →[/] set a weight, [b $primary]1[/] as learned, "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from textual.dom import DOMNode
 
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft_app.output import printable
-
-if TYPE_CHECKING:
-    from textual.dom import DOMNode
 
 # How long a message stays, in seconds. An error has a hint, so it takes longer to read.
 _NOTE_SECONDS, _ERROR_SECONDS = 4, 10

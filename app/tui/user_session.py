@@ -11,17 +11,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
+from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.report import LearnReport, from_json
+from personalpeft.memory.types import Item
+from personalpeft.types import HeadMove, Layer, Revision
 from personalpeft_app.error_output import wrap_bug
-
-if TYPE_CHECKING:
-    from personalpeft import Conversation, ConversationSummary, Reply, Runtime, User
-    from personalpeft.memory.types import Item
-    from personalpeft.types import HeadMove, Layer, Revision
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,23 +7,20 @@ escaped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from textual.content import Content
 
+from personalpeft import LearnReport, Provenance
 from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, signal_text
-from personalpeft.types import Verdict
+from personalpeft.memory.types import Item
+from personalpeft.rebase import RebaseReport
+from personalpeft.types import Layer, Revision, Verdict
 from personalpeft_app.output import format_time, printable
+from personalpeft_app.tui.conversation import ConversationRow, Exchange
 from personalpeft_app.tui.theme import DIM
-
-if TYPE_CHECKING:
-    from personalpeft import LearnReport, Provenance
-    from personalpeft.memory.types import Item
-    from personalpeft.rebase import RebaseReport
-    from personalpeft.types import Layer, Revision
-    from personalpeft_app.tui.conversation import ConversationRow, Exchange
-    from personalpeft_app.tui.user_session import ModelState
+from personalpeft_app.tui.user_session import ModelState
 
 # The text of a row in a list, and its value. The value is None if the row cannot be chosen.
 Row: TypeAlias = tuple[Content, Any]

@@ -22,7 +22,7 @@ from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, sugge
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.options import Condition
 from personalpeft.store.types import UserSummary
-from personalpeft.types import Layer, Progress, Revision, Signal
+from personalpeft.types import Layer, Revision, Signal
 from personalpeft_app.http.api_v1 import schemas as v
 from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
 from personalpeft_app.http.api_v1.jobs import Jobs
@@ -118,11 +118,11 @@ def retract(call: RequestContext) -> tuple[Signal, ...]:
 
 
 def forget(call: RequestContext) -> v.Job:
-    user, body = call.user, call.body
+    user, options = call.user, call.body.as_arguments()
 
-    def work(progress: Progress, cancelled: Condition) -> ForgetReport:
-        report = user.forget(**body.as_arguments(), progress=progress, cancelled=cancelled)
-        if not body.dry_run:
+    def work(**watched: Any) -> ForgetReport:
+        report: ForgetReport = user.forget(**options, **watched)
+        if not call.body.dry_run:
             # Jobs and comparisons of this server may hold the forgotten text too.
             call.jobs.forget(user.id)
             call.ephemeral.forget(user.id)
@@ -142,8 +142,8 @@ def rebase(call: RequestContext) -> v.Job:
             f"There is no base called {call.body.to}.",
             hint=suggest_nearest(call.body.to, names, what="base"),
         )
-    method = partial(call.runtime.rebase, call.user.id)
-    return call.jobs.begin(call.user.id, "rebase", partial(_work, method, call.body.as_arguments()))
+    work = partial(call.runtime.rebase, call.user.id, **call.body.as_arguments())
+    return call.jobs.begin(call.user.id, "rebase", work)
 
 
 def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
@@ -260,20 +260,13 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
             return _read_page(operation, method, call.query)
         options = (call.query if call.body is None else call.body).as_arguments()
         if operation.answer is v.Job:
-            work = partial(_work, method, options)
             kind, users = cast(v.JobKind, operation.name), options.get("users", ())
-            return call.jobs.begin(call.owner, kind, work, users=users)
+            return call.jobs.begin(call.owner, kind, partial(method, **options), users=users)
         result = method(**options)
         is_signal = operation.answer in (v.SignalCreated, v.SignalRecorded)
         return operation.answer(result) if is_signal else result
 
     return handle
-
-
-def _work(
-    method: Callable[..., T], options: Mapping[str, Any], progress: Progress, cancelled: Condition
-) -> T:
-    return method(**options, progress=progress, cancelled=cancelled)
 
 
 def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:

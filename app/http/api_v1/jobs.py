@@ -14,26 +14,32 @@ continues from its last step when it is started again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import Busy, Cancelled, NotFound
 from personalpeft.ids import new_id
-from personalpeft.learning.options import Condition
 from personalpeft.learning.report import LearnReport
 from personalpeft.rebase import RebaseReport
-from personalpeft.types import Progress
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, Job, JobKind
 
 MOST_KEPT = 256
 MOST_RUNNING = 8
 
 JobResult: TypeAlias = LearnReport | ForgetReport | RebaseReport | tuple[LearnReport, ...]
-Work: TypeAlias = Callable[[Progress, Condition], JobResult]
+# Called with ``progress`` and ``cancelled``, as the library's own methods.
+Work: TypeAlias = Callable[..., JobResult]
+
+_RESULT_FIELDS: Mapping[type, str] = {
+    LearnReport: "report",
+    ForgetReport: "forget_report",
+    RebaseReport: "rebase_report",
+    tuple: "reports",
+}
 
 
 @dataclass(slots=True)
@@ -80,7 +86,9 @@ class Jobs:
                     hint="Start this one later.",
                     retry_after=30,
                 )
-            job = Job(self._id(), user, kind, "running", "", 0.0, self._clock.now(), users=users)
+            now = self._clock.now()
+            name = new_id("j", now, self._clock.entropy)
+            job = Job(name, user, kind, "running", "", 0.0, now, users=users)
             entry = self._entries[job.id] = _Entry(job)
             entry.thread = threading.Thread(
                 target=self._run, args=(entry, work), name=f"learn-{job.id}", daemon=True
@@ -163,28 +171,20 @@ class Jobs:
                     replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)),
                 )
 
-        result: JobResult | None = None
-        error: ErrorDetails | None = None
-        state: Literal["done", "failed", "cancelled"] = "done"
+        end: dict[str, Any] = {"state": "done"}
         try:
-            result = work(progress, entry.stop.is_set)
+            result = work(progress=progress, cancelled=entry.stop.is_set)
             # In a job of several users each report holds its own error.
             if isinstance(result, tuple) and any(
                 each.error == Cancelled.__name__ for each in result
             ):
-                state = "cancelled"
+                end["state"] = "cancelled"
+            end[_RESULT_FIELDS[type(result)]] = result
         except BaseException as reason:  # noqa: BLE001 - readers must see the end of the job.
-            error = self._describe(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
+            end = {"state": state, "error": self._describe(reason)}
         with self._changed:
-            over = replace(
-                entry.job,
-                state=state,
-                ended_at=self._clock.now(),
-                error=error,
-                **_result_fields(result),
-            )
-            self._change(entry, over)
+            self._change(entry, replace(entry.job, ended_at=self._clock.now(), **end))
 
     def _change(self, entry: _Entry, job: Job) -> None:
         if job != entry.job:
@@ -205,23 +205,6 @@ class Jobs:
         for job_id in over[: max(0, len(self._entries) - MOST_KEPT)]:
             del self._entries[job_id]
 
-    def _id(self) -> str:
-        return new_id("j", self._clock.now(), self._clock.entropy)
-
 
 def _has_changed(entry: _Entry, seen: Job) -> bool:
     return entry.job is not seen
-
-
-def _result_fields(result: JobResult | None) -> dict[str, Any]:
-    """Return the field of a job that holds its result."""
-    match result:
-        case LearnReport():
-            return {"report": result}
-        case ForgetReport():
-            return {"forget_report": result}
-        case RebaseReport():
-            return {"rebase_report": result}
-        case tuple():
-            return {"reports": result}
-    return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -86,12 +86,26 @@ def described_types() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 def _operation(operation: Operation, described: Mapping[str, Any]) -> dict[str, Any]:
     error = {"application/json": {"schema": described["refusal"]}}
+    in_path = (
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PARAMETERS[name][1],
+            "schema": described[f"path {name}"],
+        }
+        for name in operation.parameters
+    )
+    in_query = (
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in query_properties(operation.query).items()
+    )
     found: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.section],
         "summary": operation.text.partition(". ")[0].rstrip("."),
         "description": operation.text,
-        "parameters": [*_in_path(operation, described), *_in_query(operation)],
+        "parameters": [*in_path, *in_query],
         "responses": {
             str(operation.status): _answer(operation, described),
             **{
@@ -144,22 +158,6 @@ def _answer(operation: Operation, described: Mapping[str, Any]) -> dict[str, Any
         return {"description": "It is done."}
     schema = described[operation.name]
     return {"description": "It is done.", "content": {"application/json": {"schema": schema}}}
-
-
-def _in_path(operation: Operation, described: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in operation.parameters:
-        yield {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": PARAMETERS[name][1],
-            "schema": described[f"path {name}"],
-        }
-
-
-def _in_query(operation: Operation) -> Iterator[dict[str, Any]]:
-    for name, schema in query_properties(operation.query).items():
-        yield {"name": name, "in": "query", "required": False, "schema": schema}
 
 
 def _first_sentence(error: type[PersonalPeftError]) -> str:

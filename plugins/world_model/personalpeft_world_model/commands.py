@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from personalpeft_app import session
-from personalpeft_app.commands.learn import stop_on_interrupt
+from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
@@ -128,15 +128,11 @@ def learn(
     repeats is taught once, so an interrupted learn goes on with the same command.
     """
     trajectories = [each for file in files for each in read_jsonl(file)]
-    display = Display(common)
     training = Training(epochs=epochs, batch_size=batch_size, rank=rank)
-    with (
-        session.open_user(common, "make", display) as user,
-        stop_on_interrupt(display) as cancelled,
-    ):
+    with session.open_user(common, "make") as user, long_call(common) as watched:
         model = WorldModel(user, name)
         info(common, f"{model.teach(trajectories)} new transitions for {model.layer}.")
-        report = model.learn(training, progress=display, cancelled=cancelled, **options)
+        report = model.learn(training, **watched, **options)
     emit(common, report, str(report))
 
 
