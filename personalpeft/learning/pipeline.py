@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TypeAlias, TypeVar
 
@@ -37,7 +38,7 @@ from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
 from personalpeft.learning.gate.evidence import Evidence, read_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import LearnOptions, cancelled_error
+from personalpeft.learning.options import MAX_YIELD_SECONDS, LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
@@ -45,9 +46,8 @@ from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
 from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
 from personalpeft.learning.status import set_training_status
-from personalpeft.learning.train.checkpoint import CheckpointStore
-from personalpeft.learning.train.loop import LoopControl, TrainResult
-from personalpeft.learning.train.train_plans import open_session, train_plans, yield_to_serving
+from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
+from personalpeft.learning.train.train_plans import open_session, train_plans
 from personalpeft.services import Services
 
 _log = logging.getLogger(__name__)
@@ -350,7 +350,9 @@ class TrainingPipeline:
             cancelled=self.options.cancelled,
             paused=self.options.paused,
             out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
-            yield_to_serving=lambda: yield_to_serving(self.services),
+            yield_to_serving=partial(
+                self.services.learning_engine.yield_to_foreground, MAX_YIELD_SECONDS
+            ),
             max_steps=self.options.steps,
         )
 

@@ -18,7 +18,7 @@ from personalpeft.learning.evaluate.probes import (
     load_general_prompts,
 )
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
-from personalpeft.learning.options import Condition, wait_while
+from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.types import Message, Sampling, Stack
 
@@ -30,8 +30,6 @@ MAX_RATED = 200
 """The liked replies that the classifier is fit on, and as many disliked ones, the newest of each."""
 MAX_COMPARED = 20
 """The held-out prompts to which the live stack and the candidate both reply, to be compared."""
-# Seconds that one scoring call waits for users who chat: they may never stop.
-_MAX_WAIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class ThrottledScorer:
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
         wait_while(self.paused, self.cancelled)
-        self.engine.yield_to_foreground(_MAX_WAIT)
+        self.engine.yield_to_foreground(MAX_YIELD_SECONDS)
         return self.engine.score(items, stack, kl=kl)
 
 

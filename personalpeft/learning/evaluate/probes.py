@@ -1,6 +1,6 @@
 """The general prompts that ship with the package, and the cache of their completions.
 
-Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
+Regularizer and everyday prompts are used while training (``train/train_plans.py``). Regression
 probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
 serve every user. A user who writes in another language of ``prompts/`` has those as well.
 

@@ -28,13 +28,13 @@ from personalpeft.learning.rl.rollouts import (
     sample_rollouts,
     select_tasks,
 )
-from personalpeft.learning.train.checkpoint import (
+from personalpeft.learning.train.config import RLConfig
+from personalpeft.learning.train.loop import (
     CheckpointStore,
+    LoopControl,
     encode_checkpoint,
     restore_checkpoint,
 )
-from personalpeft.learning.train.config import RLConfig
-from personalpeft.learning.train.loop import LoopControl
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import Task
 from personalpeft.types import Sampling, Stack
