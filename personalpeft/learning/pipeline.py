@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
-from personalpeft.learning.data.capacity import estimate_session_mb
+from personalpeft.learning.data.lesson import estimate_session_mb
 from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,

@@ -19,10 +19,14 @@ from personalpeft.learning.data.assignment import (
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.holdout import select_holdout
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import (
+    LayerCapacity,
+    Lesson,
+    find_too_long,
+    fit_lessons,
+    select_holdout,
+)
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.evaluate.probes import (
     GeneralPrompts,

@@ -138,7 +138,7 @@ class TrainingConfig(CardConfig):
     max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = (
         MAX_LENGTH  # tokens at which a reply is cut
     )
-    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see lesson.py
     seed: Size = 0  # of A and of the order of lessons
     # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
     scrub: Annotated[tuple[Country, ...], Field(strict=False)] = ()

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from runtime_makers import correct, open_runtime, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.data.capacity import (
+from personalpeft.learning.data.lesson import (
     RECOMMENDED_TOKENS_PER_PARAMETER,
+    Lesson,
     count_parameters,
     fit_lessons,
 )
-from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
