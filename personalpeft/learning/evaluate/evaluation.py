@@ -32,7 +32,7 @@ from personalpeft.learning.evaluate.exposure import (
 )
 from personalpeft.learning.evaluate.measures import (
     MAX_REQUEST,
-    TextQuality,
+    compare_replies,
     measure_learned_pmi,
     measure_text_quality,
 )
@@ -40,17 +40,14 @@ from personalpeft.learning.evaluate.probes import (
     MAX_REPLY_TOKENS,
     is_degenerate,
 )
-from personalpeft.learning.evaluate.reply_classifier import compare_replies
 from personalpeft.learning.gate.evidence import (
-    NO_LEAKAGE_MEASURED,
-    NOTHING_GENERATED,
-    NOTHING_RATED,
     BaseProbeResults,
     EvalItem,
     Evidence,
     GenerationResults,
     Leakage,
     ProbeResults,
+    TextQuality,
     ThumbsResults,
 )
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
@@ -287,7 +284,7 @@ def _measure_generation(
     prompts = [lesson.conversation for lesson in job.judged_lessons]
     with_examples = [few_shot_messages(job.eval_set.trained, each, fits) for each in prompts]
     if not judged or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
-        return NOTHING_GENERATED
+        return GenerationResults()
     # Greedy replies come first, then those of each seed, in the same order of prompts.
     times = len(replies) // len(prompts)
     shown, alone = (
@@ -300,7 +297,7 @@ def _measure_generation(
 def _compare_replies(
     rated: RatedReplies, before: Sequence[str], after: Sequence[str]
 ) -> ThumbsResults:
-    return compare_replies(rated.liked, rated.disliked, before, after) if after else NOTHING_RATED
+    return compare_replies(rated.liked, rated.disliked, before, after) if after else ThumbsResults()
 
 
 def _measure_leakage(
@@ -323,7 +320,7 @@ def _measure_leakage(
         if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
     ]
     if len(unseen) < MIN_LESSONS_EACH:
-        return NO_LEAKAGE_MEASURED
+        return Leakage()
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
     after = score_answers(engine, sample, select, length)
     before = score_answers(engine, sample, constant_stack(base), length)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from personalpeft.learning.evaluate.measures import NOT_MEASURED, TextQuality
 from personalpeft.types import Revision, SignalRole, Stack, Verdict, canonical_digest
 
 if TYPE_CHECKING:
@@ -103,9 +102,6 @@ class BaseProbeResults:
     broken: int = 0
 
 
-NO_PROBE_RESULTS = BaseProbeResults()
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
     """Answers to the general probes. The field names are stored.
@@ -123,7 +119,7 @@ class ProbeResults:
     asked: int = 0
     right_before: int = 0
     still_right: int = 0
-    base: BaseProbeResults = NO_PROBE_RESULTS
+    base: BaseProbeResults = BaseProbeResults()
     kept_of_base: tuple[int, ...] = ()
     broken_before: int = 0
     broken: int = 0
@@ -131,6 +127,16 @@ class ProbeResults:
     @property
     def base_right(self) -> int:
         return len(self.base.right)
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuality:
+    """See ``evaluate.measures``. None where there are too few lessons. The field names are stored."""
+
+    pmi: float | None = None
+    word_order_gap: float | None = None
+    novelty: float | None = None
+    learned_pmi: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +148,6 @@ class GenerationResults:
 
     asked: int = 0
     after: int = 0
-
-
-NOTHING_GENERATED = GenerationResults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +173,6 @@ class ThumbsResults:
     better: int = 0
     worse: int = 0
     p_value: float = 1.0
-
-
-NOTHING_RATED = ThumbsResults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +201,6 @@ class Leakage:
         return math.log2(count) - math.lgamma(count + 1) / math.log(2) / count
 
 
-NO_LEAKAGE_MEASURED = Leakage()
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that was measured of a candidate."""
@@ -216,10 +213,10 @@ class Evidence:
     prior_e_value: float = 1.0  # of the candidate's history
     spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
     decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
-    text_quality: TextQuality = NOT_MEASURED
-    generation: GenerationResults = NOTHING_GENERATED
-    thumbs: ThumbsResults = NOTHING_RATED
-    leakage: Leakage = NO_LEAKAGE_MEASURED
+    text_quality: TextQuality = TextQuality()
+    generation: GenerationResults = GenerationResults()
+    thumbs: ThumbsResults = ThumbsResults()
+    leakage: Leakage = Leakage()
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
     @property
@@ -306,7 +303,7 @@ class EvalHistory:
     base: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
-    base_probes: BaseProbeResults = NO_PROBE_RESULTS
+    base_probes: BaseProbeResults = BaseProbeResults()
 
     def baseline(self, item: str, live: float, tie_margin: float) -> float | None:
         """Return the best log-prob that a candidate must not undo, or None.
@@ -353,7 +350,7 @@ def eval_history(
     base: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, float] = {}
-    base_probes = NO_PROBE_RESULTS
+    base_probes = BaseProbeResults()
     # Each revision was judged by the items of all layers, and kept the best scores of those before
     # it. So the newest that scored an item decides.
     for head in sorted(heads, key=lambda head: head.at):

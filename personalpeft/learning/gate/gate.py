@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from personalpeft.learning.data.assignment import lessons_for
-from personalpeft.learning.data.leak_filter import find_leak
 from personalpeft.learning.data.style import find_mixed_styles
-from personalpeft.learning.evaluate.measures import TextQuality
+from personalpeft.learning.evaluate.measures import find_leak
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
     TIE_MARGIN,
     Evidence,
+    TextQuality,
 )
 from personalpeft.learning.layers import has_practice_since, trained_on
 from personalpeft.learning.outcomes import (

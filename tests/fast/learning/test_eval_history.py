@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
-    NO_PROBE_RESULTS,
     REGRESSED_FACTOR,
     TIE_MARGIN,
     BaseProbeResults,
@@ -146,7 +145,7 @@ def test_probe_results_of_the_base_are_reused() -> None:
         probes=ProbeResults(asked=6, base=base_results, kept_of_base=(1, 3)),
     )
     assert eval_history([judged(seen)], "skill.email").base_probes == base_results
-    assert eval_history([REVISION], "style").base_probes == NO_PROBE_RESULTS
+    assert eval_history([REVISION], "style").base_probes == BaseProbeResults()
 
 
 def test_loss_accepted_by_name_lowers_the_baseline_of_later_candidates() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
-from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     TIE_MARGIN,
@@ -22,6 +21,7 @@ from personalpeft.learning.gate.evidence import (
     Evidence,
     GenerationResults,
     ProbeResults,
+    TextQuality,
 )
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
