@@ -230,13 +230,7 @@ class TrainingPipeline:
             )
         self._show("Judging", len(candidates), 0.0)
         jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
-        evaluated = evaluate(
-            services.learning_engine,
-            services.completions,
-            jobs,
-            cancelled=options.cancelled,
-            paused=options.paused,
-        )
+        evaluated = evaluate(services, jobs, cancelled=options.cancelled, paused=options.paused)
 
         def add_verified(user: str, result: EvalResult) -> EvalResult:
             plan, stack = candidates[user].plan, candidates[user].stack

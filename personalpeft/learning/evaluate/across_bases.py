@@ -17,7 +17,6 @@ from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
-    EvalJob,
     EvalSet,
     ThrottledScorer,
     effective_stack,
@@ -130,10 +129,8 @@ def measure_general(
     eval_set = EvalSet(
         undecided=(), retention=(), other_layers=(), base_completions=completions, general=general
     )
-    job: EvalJob = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
-    result = evaluate(
-        services.learning_engine, services.completions, {user: job}, cancelled=cancelled
-    )[user]
+    job = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
+    result = evaluate(services, {user: job}, cancelled=cancelled)[user]
     if isinstance(result, PersonalPeftError):
         raise result
     return result[0]

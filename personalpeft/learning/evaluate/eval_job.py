@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -166,19 +166,36 @@ class EvalJob:
         lessons = (*self.eval_set.undecided, *self.eval_set.retention)
         return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
-    def requests(self, sampling: Sampling) -> list[Request]:
-        """Return what is generated.
+    def requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
+        """Return what is generated, in groups.
 
-        Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
-        the judged lessons again, with the base's own ``sampling``. Then both reply to the held-out
-        rated lessons, in that way too.
+        Each stack, the live one first, replies to the probes and to displayed lessons. Then the
+        candidate replies to the judged lessons again, with the base's own ``sampling``. Then each
+        stack replies to the held-out rated lessons, in that way too.
         """
-        sides = self.live, self.candidate
-        return [
-            *(request for side in sides for request in self._requests(side)),
-            *self._sampled_requests(sampling),
-            *(request for side in sides for request in self._compared_requests(side, sampling)),
+        rated, shown = self.eval_set.rated, self.generated_lessons
+
+        def ask(side: EffectiveStack, lessons: Sequence[Lesson], own: Sampling) -> list[Request]:
+            return [
+                Request(self.user, each.messages, side.for_layer(each), own, background=True)
+                for each in lessons
+            ]
+
+        again = [
+            replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
+            for seed in _SEEDS
+            if sampling.temperature
         ]
+        compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
+        return (
+            self._ask_probes(self.live),
+            ask(self.live, shown, EXAMPLE_SAMPLING),
+            self._ask_probes(self.candidate),
+            ask(self.candidate, shown, EXAMPLE_SAMPLING),
+            [each for own in again for each in ask(self.candidate, self.judged_lessons, own)],
+            ask(self.live, rated.held_out, compared),
+            ask(self.candidate, rated.held_out, compared),
+        )
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
@@ -186,28 +203,13 @@ class EvalJob:
         judged = {each.key for each in self.eval_set.benefit if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in judged)
 
-    def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
-        for seed in _SEEDS if sampling.temperature else ():
-            for lesson in self.judged_lessons:
-                stack = self.candidate.for_layer(lesson)
-                own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
-                yield Request(self.user, lesson.messages, stack, own, background=True)
-
-    def _compared_requests(self, side: EffectiveStack, sampling: Sampling) -> Iterator[Request]:
-        rated = self.eval_set.rated
-        own = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
-        for lesson in rated.held_out:
-            stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, own, background=True)
-
-    def _requests(self, side: EffectiveStack) -> Iterator[Request]:
+    def _ask_probes(self, side: EffectiveStack) -> list[Request]:
+        requests = []
         for probe in self.eval_set.general.probes:
             stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
-            yield Request(self.user, messages, stack, sampling, background=True)
-        for lesson in self.generated_lessons:
-            stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
+            requests.append(Request(self.user, messages, stack, sampling, background=True))
+        return requests
 
 
 def make_eval_job(

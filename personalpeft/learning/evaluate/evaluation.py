@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from statistics import median
 from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.engine.completion_cache import CompletionCache
-from personalpeft.engine.engine import Engine
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     EvalJob,
-    RatedReplies,
     Scorer,
     StackSelector,
     ThrottledScorer,
@@ -54,6 +52,7 @@ from personalpeft.learning.options import Condition, cancelled_error, not_cancel
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.learning.train.train_plans import few_shot_messages
+from personalpeft.services import Services
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
 MAX_EXAMPLES = 3
@@ -71,8 +70,7 @@ EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
 
 
 def evaluate(
-    engine: Engine,
-    completions: CompletionCache,
+    services: Services,
     jobs: Mapping[str, EvalJob],
     *,
     cancelled: Condition,
@@ -83,8 +81,7 @@ def evaluate(
     All replies are generated in one batch. Scoring gives way to users who chat.
 
     Args:
-        engine: Scores and generates.
-        completions: Caches completions of general prompts.
+        services: The wired parts.
         jobs: What to measure, by user.
         cancelled: Returns whether to stop.
         paused: Returns whether to wait.
@@ -95,10 +92,14 @@ def evaluate(
     Raises:
         Cancelled: ``cancelled`` returned True.
     """
-    sampling = engine.backend.base.card.sampling
-    requests = {user: job.requests(sampling) for user, job in jobs.items()}
-    replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
-    scorer = ThrottledScorer(engine, paused, cancelled)
+    sampling = services.learning_engine.backend.base.card.sampling
+    groups = {user: job.requests(sampling) for user, job in jobs.items()}
+    replies = services.completions.complete_for_users(
+        {user: list(chain(*some)) for user, some in groups.items()},
+        cancelled=cancelled,
+        paused=paused,
+    )
+    scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
     results: dict[str, EvalResult | PersonalPeftError] = {}
     for user, job in jobs.items():
         generated = replies[user]
@@ -107,8 +108,10 @@ def evaluate(
         if isinstance(generated, PersonalPeftError):
             results[user] = generated
             continue
+        texts = iter(generated)
+        grouped = [list(islice(texts, len(group))) for group in groups[user]]
         try:
-            results[user] = _measure(scorer, job, generated)
+            results[user] = _measure(scorer, job, grouped)
         except PersonalPeftError as error:
             results[user] = error
     return results
@@ -147,14 +150,10 @@ def _score_each(
     return [scores[number] for number in range(len(items))]
 
 
-def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
+def _measure(engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]]) -> EvalResult:
     """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
-    eval_set, history = job.eval_set, job.eval_set.history
-    count = len(eval_set.general.probes)
-    each = count + len(job.generated_lessons)
-    compared = len(eval_set.rated.held_out)
-    end = len(replies) - 2 * compared
-    before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each : end]
+    eval_set, history, rated = job.eval_set, job.eval_set.history, job.eval_set.rated
+    probes_before, before, probes_after, after, sampled, rated_before, rated_after = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job))
@@ -165,23 +164,23 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
-        probes=_probe_results(job, before[:count], after[:count]),
+        probes=_probe_results(job, probes_before, probes_after),
         kl=sum(kl) / max(1, len(kl)),
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
         text_quality=_measure_arrived_lessons(engine, job),
-        generation=_measure_generation(engine, job, after[count:], sampled),
-        thumbs=_compare_replies(
-            eval_set.rated, replies[end : end + compared], replies[end + compared :]
-        ),
+        generation=_measure_generation(engine, job, after, sampled),
+        thumbs=compare_replies(rated.liked, rated.disliked, rated_before, rated_after)
+        if rated_after
+        else ThumbsResults(),
         prior_e_value=history.prior_e_value,
         spent_items=history.spent_items,
         decided_items=history.decided_items,
     )
     examples = tuple(
         Example(lesson.messages[-1].content, *texts)
-        for lesson, *texts in zip(job.generated_lessons, before[count:], after[count:], strict=True)
+        for lesson, *texts in zip(job.generated_lessons, before, after, strict=True)
     )
     return evidence, examples[:MAX_EXAMPLES]
 
@@ -190,7 +189,7 @@ def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) ->
     prompts, of_base = job.eval_set.general, job.eval_set.history.base_probes
 
     def right(replies: Sequence[str]) -> set[int]:
-        answered = zip(prompts.probes, replies, strict=False)
+        answered = zip(prompts.probes, replies, strict=True)
         return {n for n, (probe, reply) in enumerate(answered) if probe.is_right(reply)}
 
     if of_base.questions != prompts.digest:
@@ -292,12 +291,6 @@ def _measure_generation(
     )
     wanted = sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
     return GenerationResults(len(replies), wanted)
-
-
-def _compare_replies(
-    rated: RatedReplies, before: Sequence[str], after: Sequence[str]
-) -> ThumbsResults:
-    return compare_replies(rated.liked, rated.disliked, before, after) if after else ThumbsResults()
 
 
 def _measure_leakage(
