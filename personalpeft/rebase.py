@@ -16,12 +16,6 @@ from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.data.lesson import MAX_HOLDOUT, Lesson
-from personalpeft.learning.evaluate.across_bases import (
-    BaseComparison,
-    Side,
-    compare_sides,
-    measure_general,
-)
 from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
@@ -45,7 +39,15 @@ from personalpeft.learning.outcomes import (
     reason,
     render_reasons,
 )
-from personalpeft.learning.rebase_build import RebasedLayer, build_layers, last_stack
+from personalpeft.learning.rebase_build import (
+    BaseComparison,
+    RebasedLayer,
+    Side,
+    build_layers,
+    compare_sides,
+    last_stack,
+    measure_general,
+)
 from personalpeft.learning.report import Example, excerpt
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
