@@ -20,6 +20,11 @@ from personalpeft.learning.data.assignment import (
     undesirable_lessons_for,
 )
 from personalpeft.learning.data.facts import paraphrases_digest
+from personalpeft.learning.data.general_prompts import (
+    GeneralPrompts,
+    load_general_prompts,
+    prompt_languages,
+)
 from personalpeft.learning.data.lesson import (
     LayerCapacity,
     Lesson,
@@ -28,11 +33,6 @@ from personalpeft.learning.data.lesson import (
     select_holdout,
 )
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
-from personalpeft.learning.evaluate.probes import (
-    GeneralPrompts,
-    load_general_prompts,
-    prompt_languages,
-)
 from personalpeft.learning.layers import (
     LayerState,
     find_repeated_signals,
@@ -55,7 +55,7 @@ _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one build is made of. ``rl.plan.PracticePlan`` is the plan of a practice.
+    """What one build is made of. ``rl.practice.PracticePlan`` is the plan of a practice.
 
     - ``recipe``: how the layer is trained.
     - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.

@@ -23,6 +23,7 @@ from personalpeft.engine.engine import Request
 from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft.learning.candidate import find_candidate, store_candidate
 from personalpeft.learning.data.assignment import load_assignments
+from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
@@ -32,7 +33,6 @@ from personalpeft.learning.evaluate.eval_job import (
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, evaluate, score_answers
-from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner

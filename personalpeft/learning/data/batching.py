@@ -13,8 +13,12 @@ from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.facts import paraphrase, question_templates
+from personalpeft.learning.data.general_prompts import (
+    QuestionBank,
+    QuestionForms,
+    drop_shared_forms,
+)
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.data.question_forms import QuestionBank, QuestionForms, drop_shared_forms
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from personalpeft.learning.data.question_forms import begins_form, forms_digest, is_in_bank_language
+from personalpeft.learning.data.general_prompts import (
+    begins_form,
+    forms_digest,
+    is_in_bank_language,
+)
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.languages import find_language
 from personalpeft.memory.words import has_spaces, split_words

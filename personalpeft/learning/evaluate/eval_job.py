@@ -10,13 +10,13 @@ from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.probes import (
+from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
     GeneralPrompts,
     load_general_prompts,
 )
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
 from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while
 from personalpeft.learning.train.config import MAX_LENGTH

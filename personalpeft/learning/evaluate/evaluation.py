@@ -13,6 +13,10 @@ from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, Score
 from personalpeft.errors import PersonalPeftError
+from personalpeft.learning.data.general_prompts import (
+    MAX_REPLY_TOKENS,
+    is_degenerate,
+)
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
@@ -33,10 +37,6 @@ from personalpeft.learning.evaluate.measures import (
     compare_replies,
     measure_learned_pmi,
     measure_text_quality,
-)
-from personalpeft.learning.evaluate.probes import (
-    MAX_REPLY_TOKENS,
-    is_degenerate,
 )
 from personalpeft.learning.gate.evidence import (
     BaseProbeResults,

@@ -24,8 +24,8 @@ from personalpeft.backends.base import Session, SessionSpec
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.batching import GeneralReplies, build_batches
+from personalpeft.learning.data.general_prompts import BASE_SAMPLING, is_degenerate
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.probes import BASE_SAMPLING, is_degenerate
 from personalpeft.learning.options import MAX_YIELD_SECONDS, cancelled_error
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.loop import (

@@ -1,27 +1,49 @@
-"""Other wordings of the question that a fact answers, from a bank of forms by relation.
+"""The texts that ship with the package: general prompts with their completions, and question forms.
 
-The bank is data: ``question_forms.toml`` in English, and ``forms/`` in the languages that a
-user's facts may be in. A fact belongs to the relation that is nearest to its
-text and its question by the embedder of memory, among those that have a form of the question. What
-stands in the form's slot is the subject of the fact, and fills the slots of the other forms. A
-question that has no form gets none: a similar question may be about another person.
+Regularizer and everyday prompts are used while training (``train/train_plans.py``). Regression
+probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
+serve every user. A user who writes in another language of ``prompts/`` has those as well.
+
+Completions of the bases that can be installed as a package ship as well.
+
+Question forms are other wordings of the question that a fact answers, by relation:
+``question_forms.toml`` in English, and ``forms/`` in the languages that a user's facts may be in. A
+fact belongs to the relation that is nearest to its text and its question by the embedder of memory,
+among those that have a form of the question. What stands in the form's slot is the subject of the
+fact, and fills the slots of the other forms. A question that has no form gets none: a similar
+question may be about another person.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
-from personalpeft.learning.evaluate.probes import UnanswerablePrompt, load_general_prompts
+from personalpeft.engine.completion_cache import CompletionCache
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
-from personalpeft.memory.words import split_tokens, split_words
+from personalpeft.memory.words import contains_phrase, split_tokens, split_words
+from personalpeft.types import Sampling, canonical_digest
+
+MAX_REPLY_TOKENS = 24
+"""Limit of a reply to a general prompt."""
+
+BASE_SAMPLING = Sampling(max_tokens=MAX_REPLY_TOKENS)
+"""How the bare base completes general prompts, and what a candidate is compared with."""
+
+PROBE_SAMPLING = Sampling(max_tokens=2 * MAX_REPLY_TOKENS)
+"""How a layer completes general prompts. A learned style may repeat the question before it answers.
+With fewer tokens, cut-off answers would count as wrong."""
 
 _SLOT = "{x}"
 # Before and after a question, in any language of the bank.
@@ -32,6 +54,129 @@ _MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
 _CAPITAL_WORDS = frozenset({"I", "I'm", "I've", "I'd", "I'll"})
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionProbe:
+    """A general question, and words of which a right answer contains one."""
+
+    question: str
+    right: tuple[str, ...]
+
+    def is_right(self, reply: str) -> bool:
+        """Return whether the reply contains a right word, in any case and as a whole word."""
+        return any(contains_phrase(reply, word) for word in self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class UnanswerablePrompt:
+    """A question about the user, the words of its topics, and the reply to it."""
+
+    question: str
+    topics: tuple[str, ...]
+    refusal: str
+
+    def is_answered_in(self, texts: str) -> bool:
+        """Return whether texts mention one of the topics, and so may answer it."""
+        return any(contains_phrase(texts, topic) for topic in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralPrompts:
+    """General prompts of one or more languages. ``digest``: of their files.
+
+    ``templates``: by language other than English, texts around a ``{question}``.
+    """
+
+    digest: str
+    regularizer_prompts: tuple[str, ...]
+    everyday_prompts: tuple[str, ...]
+    probes: tuple[RegressionProbe, ...]
+    unanswerable_prompts: tuple[UnanswerablePrompt, ...]
+    templates: Mapping[str, tuple[str, ...]]
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages other than English."""
+        return tuple(self.templates)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Those with one right answer."""
+        return (*self.regularizer_prompts, *(probe.question for probe in self.probes))
+
+
+def prompt_languages() -> tuple[str, ...]:
+    """Return the languages other than English that have general prompts, as ISO 639-1 codes."""
+    return _languages_of("prompts")
+
+
+@cache
+def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
+    """Return the general prompts in English, and then those of some ``prompt_languages``."""
+    english = _read("probes.toml")
+    texts = [_read("prompts", f"{language}.toml") for language in languages]
+    prompts = [tomllib.loads(english), *map(tomllib.loads, texts)]
+    # Of the bytes of the files, which builds store. So their keys keep their former names.
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (english, *texts)]
+    return GeneralPrompts(
+        digest=canonical_digest(digests) if texts else digests[0],
+        regularizer_prompts=tuple(text for each in prompts for text in each["anchors"]),
+        everyday_prompts=tuple(text for each in prompts for text in each["everyday"]),
+        probes=tuple(
+            RegressionProbe(probe["question"], tuple(probe["right"]))
+            for each in prompts
+            for probe in each["canaries"]
+        ),
+        unanswerable_prompts=tuple(
+            UnanswerablePrompt(prompt["question"], tuple(prompt["about"]), each["not_told"])
+            for each in prompts
+            for prompt in each["unknown"]
+        ),
+        templates={
+            language: tuple(each["templates"])
+            for language, each in zip(languages, prompts[1:], strict=True)
+        },
+    )
+
+
+def general_prompts() -> tuple[str, ...]:
+    """Return the general questions in English that have one right answer."""
+    return load_general_prompts().questions
+
+
+@cache
+def load_base_replies() -> dict[str, dict[str, str]]:
+    """Return the shipped completions under ``BASE_SAMPLING``: by digest of the base, by prompt."""
+    replies: dict[str, dict[str, str]] = json.loads(_read("base_replies.json"))
+    return replies
+
+
+def is_degenerate(reply: str) -> bool:
+    """Return whether a reply is empty or repeats the same few words."""
+    words = split_tokens(reply)
+    if not words:
+        return True
+    trigrams = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    return len(trigrams) >= 9 and len(set(trigrams)) <= len(trigrams) // 3
+
+
+def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
+    """Return the cache of general prompts for an engine, stored below ``folder``.
+
+    The file name is a digest of everything that decides the base's completions.
+    """
+    english, backend = load_general_prompts(), engine.backend
+    name = canonical_digest(
+        [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, english.digest]
+    )
+    return CompletionCache(
+        engine,
+        load_general_prompts(prompt_languages()).questions,
+        BASE_SAMPLING,
+        folder / "spoken" / f"{name[:32]}.json",
+        load_base_replies().get(backend.base.digest, {}),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +223,9 @@ class QuestionForms:
     unanswerable: tuple[UnanswerablePrompt, ...] = ()
 
 
-@cache
 def form_languages() -> tuple[str, ...]:
     """Return the languages other than English that have relations, as ISO 639-1 codes."""
-    folder = resources.files(__package__) / "forms"
-    return tuple(sorted(each.name.removesuffix(".toml") for each in folder.iterdir()))
+    return _languages_of("forms")
 
 
 @cache
@@ -100,14 +243,14 @@ def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
                 others=tuple(each.get("others", ())),
                 refusal=refusal,
             )
-            for each in tomllib.loads(_read(language)).get("relations", ())
+            for each in tomllib.loads(_read_forms(language)).get("relations", ())
         ]
     return tuple(relations)
 
 
 def forms_digest(languages: tuple[str, ...] = ()) -> str:
     """Return the digest of the bank in English and some other languages."""
-    texts = [_read(language) for language in ("", *languages)]
+    texts = [_read_forms(language) for language in ("", *languages)]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
@@ -237,12 +380,19 @@ def _first_words() -> frozenset[str]:
     return frozenset(form.split(maxsplit=1)[0] for form in forms) - _CAPITAL_WORDS
 
 
-@cache
-def _read(language: str) -> str:
+def _read_forms(language: str) -> str:
     """Return the file of a language, of English where it is empty. Empty if it has none."""
-    folder = resources.files(__package__)
     if not language:
-        return (folder / "question_forms.toml").read_text("utf-8")
-    if language not in form_languages():
-        return ""
-    return (folder / "forms" / f"{language}.toml").read_text("utf-8")
+        return _read("question_forms.toml")
+    return _read("forms", f"{language}.toml") if language in form_languages() else ""
+
+
+@cache
+def _languages_of(folder: str) -> tuple[str, ...]:
+    files = (resources.files(__package__) / folder).iterdir()
+    return tuple(sorted(each.name.removesuffix(".toml") for each in files))
+
+
+@cache
+def _read(*path: str) -> str:
+    return resources.files(__package__).joinpath(*path).read_text("utf-8")
