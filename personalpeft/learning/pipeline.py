@@ -43,8 +43,12 @@ from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
-from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
+from personalpeft.learning.rl.practice import (
+    PracticePlan,
+    RLLoop,
+    allow_regressions,
+    map_practice_errors,
+)
 from personalpeft.learning.status import set_training_status
 from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
 from personalpeft.learning.train.train_plans import open_session, train_plans
