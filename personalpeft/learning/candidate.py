@@ -21,7 +21,7 @@ from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.learning.data.assignment import lessons_for, scrub_assignments
 from personalpeft.learning.data.lesson import MAX_HOLDOUT
-from personalpeft.learning.layers import LayerState, held_out_signals, holdout_beside, replace_layer
+from personalpeft.learning.layers import LayerState, held_out_signals, replace_layer
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig
@@ -292,7 +292,7 @@ def propose(
         parent=None,
         began=began,
         holdout=tuple(unseen),
-        other_holdout=holdout_beside(store, state),
+        other_holdout=state.holdout_beside,
         new_holdout=tuple(lesson.signal for lesson in unseen if lesson.signal not in held_out),
         # Other lessons of the layer play no part.
         assignments=tuple(

@@ -35,9 +35,7 @@ from personalpeft.learning.data.lesson import (
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.layers import (
     LayerState,
-    find_repeated_signals,
     held_out_signals,
-    holdout_beside,
     root_revision,
     trained_on,
 )
@@ -308,7 +306,7 @@ def build_plan(
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
-    beside = holdout_beside(store, state)
+    beside = state.holdout_beside
     known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
     too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
     disliked = tuple(each for each in disliked if each.signal not in too_long)
@@ -340,7 +338,7 @@ def build_plan(
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
     # What was trained on never judges, also where it was given again.
-    repeated = find_repeated_signals(store, state.head, assignments)
+    repeated = state.repeated_signals
     new_without_facts = [lesson for lesson in new_without_facts if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
     may_wait = parent is not None and parent is state.head and start != "scratch" and not force

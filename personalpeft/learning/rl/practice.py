@@ -23,7 +23,7 @@ from personalpeft.learning.candidate import build_adapter
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.answers import EvalTask
 from personalpeft.learning.gate.evidence import Evidence
-from personalpeft.learning.layers import LayerState, holdout_beside, holdout_of, replace_layer
+from personalpeft.learning.layers import LayerState, replace_layer
 from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.learning.plan import Plan
@@ -233,8 +233,8 @@ def plan_practice(
         below=state.below,
         parent=head,
         began=began,
-        holdout=holdout_of(services.store, state, state.layer),
-        other_holdout=holdout_beside(services.store, state),
+        holdout=state.holdout,
+        other_holdout=state.holdout_beside,
         config=config,
         verifier=verifier,
         shaping=shaping,
@@ -273,7 +273,6 @@ class RLLoop:
     checkpoints: CheckpointStore
     control: LoopControl
     state: RLState = field(default_factory=RLState)
-    _inputs_digest: str = field(init=False)
     _steps_before: int = field(init=False)
 
     def run(self) -> RLState:
@@ -282,8 +281,8 @@ class RLLoop:
         Returns the state at the end. At least one round is sampled and one of its steps made,
         whatever the budget.
         """
-        self._inputs_digest = self.plan.inputs_digest
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs_digest)
+        digest = self.plan.inputs_digest
+        progress = restore_checkpoint(self.checkpoints.load(), self.session, digest)
         if progress is not None:
             self.state = RLState.from_json(progress)
         state, rounds = self.state, self.plan.config.rounds
@@ -372,7 +371,7 @@ class RLLoop:
         with map_practice_errors():
             session_state = self.session.state()
         self.checkpoints.save(
-            encode_checkpoint(session_state, self._inputs_digest, self.state.to_json())
+            encode_checkpoint(session_state, self.plan.inputs_digest, self.state.to_json())
         )
 
 
