@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from personalpeft.adapters.compose import in_half
 from personalpeft.adapters.formats.packed import pack
@@ -24,6 +23,7 @@ from personalpeft.learning.data.lesson import MAX_HOLDOUT
 from personalpeft.learning.layers import LayerState, held_out_signals, replace_layer
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import Plan
+from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
@@ -62,26 +62,8 @@ class Candidate:
         """The live stack with the candidate in place."""
         return replace_layer(self.plan.live, self.entry)
 
-    def to_revision(
-        self,
-        verdict: Verdict,
-        reason: str,
-        scores: Mapping[str, Any],
-        *,
-        at: datetime,
-        seconds: float,
-        probation: bool = False,
-    ) -> Revision:
-        """Return the revision to record, with its judgement.
-
-        Args:
-            verdict: The gate's verdict.
-            reason: Why, in words.
-            scores: What was measured.
-            at: When it was judged.
-            seconds: How long the build took.
-            probation: Whether it goes live on thin evidence.
-        """
+    def to_revision(self, report: LearnReport) -> Revision:
+        """Return the revision to record, with the judgement and scores of its report."""
         plan = self.plan
         return Revision(
             id=self.entry.revision,
@@ -94,12 +76,12 @@ class Candidate:
             recipe=plan.stored_recipe,
             inputs=plan.inputs_digest,
             signals=plan.signal_roles,
-            scores=scores,
-            verdict=verdict,
-            reason=reason,
-            probation=probation,
-            at=at,
-            seconds=seconds,
+            scores=report.scores,
+            verdict=Verdict(report.outcome),
+            reason=report.reason,
+            probation=report.probation,
+            at=report.at,
+            seconds=report.seconds,
         )
 
 

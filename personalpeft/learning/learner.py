@@ -20,12 +20,14 @@ from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
+    VALID_ON,
     LayerState,
     inspect_live_layer,
     known_layers,
     layer_order,
     root_revision,
     trained_on,
+    valid_stacks,
 )
 from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
@@ -33,12 +35,10 @@ from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.promote import (
     failed_report,
-    mark_valid,
     record,
     record_judgement,
     record_unusable,
     report_of,
-    report_of_head,
 )
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import revalidate
@@ -360,8 +360,7 @@ class _UserLearn:
         is_dry_run = self._options.dry_run
         why = reason(ReasonCode.ALL_RETRACTED, live=live or "the base")
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED
-        report = report_of_head(self._services, head, self._began, outcome, why)
-        report = replace(report, previous_head=live, probation=False)
+        report = replace(self._report_head(head, outcome, why), previous_head=live, probation=False)
         if is_dry_run:
             return report
         if self._options.cancelled():
@@ -379,7 +378,7 @@ class _UserLearn:
             return None
         if self._options.dry_run:
             why = Reason(ReasonCode.WOULD_REVALIDATE)
-            return report_of_head(self._services, head, self._began, LearnOutcome.DRY_RUN, why)
+            return self._report_head(head, LearnOutcome.DRY_RUN, why)
         reasons: tuple[Reason, ...] = (Reason(ReasonCode.NO_HOLDOUT),)
         with suppress(NothingToLearn):
             if trained_on(self._store, head):
@@ -388,7 +387,26 @@ class _UserLearn:
                 if not is_valid and "practice" not in head.recipe:
                     return replace(plan, rebuild_reason=why)
                 reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))
-        return mark_valid(self._services, head, below, self._began, *reasons)
+        # Stored in its scores, so that it is not judged again on the same stack.
+        stacks = [*valid_stacks(head), below.digest]
+        valid = replace(head, scores={**head.scores, VALID_ON: stacks})
+        report = self._report_head(head, LearnOutcome.UNCHANGED, *reasons)
+        return record_judgement(self._store, valid, report, MoveCause.REVALIDATED)
+
+    def _report_head(self, head: Revision, outcome: LearnOutcome, *reasons: Reason) -> LearnReport:
+        """Return the report of a head that was judged again, and stays. It is not recorded yet."""
+        clock = self._services.clock
+        return LearnReport(
+            user=head.user,
+            layer=head.layer,
+            outcome=outcome,
+            reasons=reasons,
+            at=clock.now(),
+            seconds=round(clock.timer() - self._began, 3),
+            revision=head.id,
+            previous_head=head.id,
+            probation=head.probation,
+        )
 
 
 def _built_before(outcome: LearnReport) -> NothingToLearn:

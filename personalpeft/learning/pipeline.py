@@ -334,7 +334,7 @@ class TrainingPipeline:
             examples=examples,
             scores={**evidence.as_json(), **plan.figures, **candidate.scores},
         )
-        return promote_candidate(self.services, candidate, judgement, report)
+        return promote_candidate(self.services, candidate, report)
 
     # progress
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from personalpeft.backends.error_mapping import to_serving_error
@@ -22,8 +22,7 @@ from personalpeft.errors import (
 )
 from personalpeft.learning.candidate import Candidate
 from personalpeft.learning.data.assignment import load_assignments
-from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.layers import VALID_ON, trained_on, valid_stacks
+from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import (
     DECIDED_USES,
     LearnOutcome,
@@ -39,14 +38,12 @@ from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.learning.status import pending
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Stack
+from personalpeft.types import Revision
 
 _log = logging.getLogger(__name__)
 
 
-def promote_candidate(
-    services: Services, candidate: Candidate, judgement: Judgement, report: LearnReport
-) -> LearnReport:
+def promote_candidate(services: Services, candidate: Candidate, report: LearnReport) -> LearnReport:
     """Record a judged candidate with its report, and make it live where it was promoted.
 
     It replaces the head that it was judged against. Where another one is live by now, only that is
@@ -55,26 +52,17 @@ def promote_candidate(
     Args:
         services: The wired parts.
         candidate: The candidate.
-        judgement: The gate's judgement of it.
-        report: Its report, with the scores to record.
+        report: Its report, with the gate's judgement and the scores to record.
 
     Returns:
         The report that was recorded.
     """
     store, plan = services.store, candidate.plan
-    revision = candidate.to_revision(
-        judgement.verdict,
-        judgement.reason,
-        report.scores,
-        at=report.at,
-        seconds=report.seconds,
-        probation=judgement.probation,
-    )
-    cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
+    cause = MoveCause.ACCEPTED if report.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.
     with services.model.preloaded(candidate.stack) if report.live else nullcontext():
         is_recorded = store.catalog.add_revision(
-            revision,
+            candidate.to_revision(report),
             candidate.blob,
             report.as_json(),
             promote=report.live,
@@ -131,12 +119,7 @@ def report_of(
         seconds=round(services.clock.timer() - plan.began, 3),
         previous_head=plan.head,
         removed=plan.removed,
-        capacity={
-            "parameters": capacity.parameters,
-            "tokens": capacity.tokens,
-            "max_tokens": capacity.max_tokens,
-            "recommended_tokens": capacity.recommended_tokens,
-        }
+        capacity=asdict(capacity) | {"recommended_tokens": capacity.recommended_tokens}
         if capacity
         else {},
         **more,
@@ -156,42 +139,6 @@ def record(services: Services, report: LearnReport) -> LearnReport:
     """Record a report and return it."""
     services.store.catalog.add_report(report.user, report.as_json())
     return report
-
-
-def report_of_head(
-    services: Services, head: Revision, began: float, outcome: LearnOutcome, *reasons: Reason
-) -> LearnReport:
-    """Return the report of a head that was judged again. It is not recorded yet.
-
-    Args:
-        services: The wired parts.
-        head: The live revision, which stays so unless the caller says otherwise.
-        began: When the learn of its layer began, on the timer.
-        outcome: How it ended.
-        reasons: Why.
-    """
-    return LearnReport(
-        user=head.user,
-        layer=head.layer,
-        outcome=outcome,
-        reasons=reasons,
-        at=services.clock.now(),
-        seconds=round(services.clock.timer() - began, 3),
-        revision=head.id,
-        previous_head=head.id,
-        probation=head.probation,
-    )
-
-
-def mark_valid(
-    services: Services, head: Revision, below: Stack, began: float, *reasons: Reason
-) -> LearnReport:
-    """Record that a head is valid on the stack that is below it now. Arguments: ``report_of_head``."""
-    report = report_of_head(services, head, began, LearnOutcome.UNCHANGED, *reasons)
-    # Stored in its scores, so that it is not judged again on the same stack.
-    stacks = [*valid_stacks(head), below.digest]
-    valid = replace(head, scores={**head.scores, VALID_ON: stacks})
-    return record_judgement(services.store, valid, report, MoveCause.REVALIDATED)
 
 
 def record_judgement(

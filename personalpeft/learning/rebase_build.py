@@ -37,15 +37,15 @@ from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
-from personalpeft.learning.outcomes import MoveCause
+from personalpeft.learning.outcomes import LearnOutcome, MoveCause, text_reason
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
-from personalpeft.learning.report import Example
+from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.train.config import MAX_LENGTH, Start
 from personalpeft.learning.train.train_plans import train_alone
 from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Progress, Stack, StackEntry, Verdict
+from personalpeft.types import Progress, Stack, StackEntry
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
@@ -178,13 +178,16 @@ def _find_or_build(
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
-    revision = candidate.to_revision(
-        Verdict.ABSTAINED,
-        UNJUDGED,
-        candidate.scores,
-        at=services.clock.now(),
-        seconds=round(services.clock.timer() - plan.began, 3),
+    unjudged = LearnReport(
+        user,
+        layer,
+        LearnOutcome.ABSTAINED,
+        (text_reason(UNJUDGED),),
+        services.clock.now(),
+        round(services.clock.timer() - plan.began, 3),
+        scores=candidate.scores,
     )
+    revision = candidate.to_revision(unjudged)
     report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
     store.catalog.add_revision(
         revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
