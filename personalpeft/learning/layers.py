@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from personalpeft.learning.data.assignment import (
     Assignment,
@@ -297,20 +296,6 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
         for signal, role in each.signals.items()
         if role == SignalRole.TRAINED
     }
-
-
-def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
-    """Return whether a revision or an ancestor above ``root`` was practiced.
-
-    No build from lessons brings practice back.
-
-    Args:
-        store: The open home.
-        revision: Where to begin.
-        root: The ancestor to stop at; None goes back to the first.
-    """
-    above = takewhile(lambda each: root is None or each.id != root.id, ancestors(store, revision))
-    return any("practice" in each.recipe for each in above)
 
 
 def root_revision(store: Store, head: Revision) -> Revision | None:

@@ -16,7 +16,6 @@ from personalpeft.learning.data.facts import paraphrase, question_templates
 from personalpeft.learning.data.general_prompts import (
     QuestionBank,
     QuestionForms,
-    drop_shared_forms,
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
@@ -191,8 +190,26 @@ def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
             # What judges a fact is not trained on.
             free = (each for each in forms.paraphrases if normalize(each) not in judging)
             found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
-    answers = {fact.id: fact.payload.get("answer") or fact.id for fact in facts.values()}
-    return drop_shared_forms(found, answers)
+    return _drop_shared_forms(found, facts)
+
+
+def _drop_shared_forms(forms: Forms, facts: Mapping[str, Signal]) -> Forms:
+    """Return the forms without those that facts with different answers have in common.
+
+    A question that a fact was stated with is a form of that fact.
+    """
+    answers: dict[str, set[str]] = {}
+    for (fact, question), each in forms.items():
+        answer = normalize(facts[fact].payload.get("answer") or fact)
+        for form in (question, *each.paraphrases):
+            answers.setdefault(normalize(form), set()).add(answer)
+    return {
+        key: replace(
+            each,
+            paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2),
+        )
+        for key, each in forms.items()
+    }
 
 
 def _facts(plan: Plan) -> dict[str, Signal]:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,6 @@ import numpy as np
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
-from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import contains_phrase, split_tokens, split_words
 from personalpeft.types import Sampling, canonical_digest
@@ -252,30 +251,6 @@ def forms_digest(languages: tuple[str, ...] = ()) -> str:
     """Return the digest of the bank in English and some other languages."""
     texts = [_read_forms(language) for language in ("", *languages)]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
-
-
-def drop_shared_forms(
-    forms: Mapping[tuple[str, str], QuestionForms], answers: Mapping[str, str]
-) -> dict[tuple[str, str], QuestionForms]:
-    """Return the forms without those that facts with different answers have in common.
-
-    A question that a fact was stated with is a form of that fact.
-
-    Args:
-        forms: By fact and question.
-        answers: By fact.
-    """
-    found: dict[str, set[str]] = {}
-    for (fact, question), each in forms.items():
-        for form in (question, *each.paraphrases):
-            found.setdefault(normalize(form), set()).add(normalize(answers[fact]))
-    return {
-        key: replace(
-            each,
-            paraphrases=tuple(form for form in each.paraphrases if len(found[normalize(form)]) < 2),
-        )
-        for key, each in forms.items()
-    }
 
 
 def is_in_bank_language(text: str) -> bool:

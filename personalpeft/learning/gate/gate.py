@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import ClassVar
 
 from personalpeft.learning.data.assignment import lessons_for
@@ -33,7 +34,7 @@ from personalpeft.learning.gate.evidence import (
     Evidence,
     TextQuality,
 )
-from personalpeft.learning.layers import has_practice_since, trained_on
+from personalpeft.learning.layers import ancestors, trained_on
 from personalpeft.learning.outcomes import (
     MoveCause,
     Placement,
@@ -46,7 +47,7 @@ from personalpeft.learning.outcomes import (
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Verdict
+from personalpeft.types import Json, Revision, Verdict
 
 PROBATION_E_VALUE = 1.2
 MAX_P_VALUE_OF_CLASSIFIER = 0.05
@@ -154,9 +155,16 @@ def judge_candidate(
     if accept and not judgement.live and (has_new_lessons or plan.rebuild_reason is None):
         judgement = override(judgement, evidence)
     reasons = (*plan.build_reasons, *judgement.reasons)
-    if head is not None and has_practice_since(store, head, plan.parent):
+    if _undoes_practice(store, plan, head):
         reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
     return replace(judgement, reasons=reasons)
+
+
+def _undoes_practice(store: Store, plan: Plan, head: Revision | None) -> bool:
+    """Return whether the head was practiced since the build's parent: no lesson brings that back."""
+    parent = plan.parent.id if plan.parent else None
+    since = takewhile(lambda each: each.id != parent, ancestors(store, head))
+    return any("practice" in each.recipe for each in since)
 
 
 def _find_withdrawal(store: Store, user: str, revision: str) -> Reason | None:

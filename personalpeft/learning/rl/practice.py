@@ -28,12 +28,13 @@ from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import (
+    PolicyGradientLoss,
     RLState,
     RolloutGroup,
     StepLosses,
+    compute_advantages,
     derive_seed,
     is_eval_task,
-    policy_gradient_step,
     sample_rollouts,
     select_tasks,
 )
@@ -45,7 +46,7 @@ from personalpeft.learning.train.loop import (
     restore_checkpoint,
 )
 from personalpeft.learning.train.losses import SFTLoss
-from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
+from personalpeft.plugins import RIGHT, CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.services import Services
 from personalpeft.types import (
     Json,
@@ -355,8 +356,28 @@ class RLLoop:
         """Return the steps of the round that was just sampled."""
         if self.plan.samples_rejections(self.state.rounds):
             return rejection_sampling(self.state.passed, self.plan.config, rng)
-        batch = policy_gradient_step(groups, self.plan.shaping, self.plan.config)
+        batch = self._policy_gradient(groups)
         return (batch,) if batch else ()
+
+    def _policy_gradient(self, groups: Sequence[RolloutGroup]) -> StepLosses:
+        """Return one loss for each reply whose advantage is not 0."""
+        config, shaping = self.plan.config, self.plan.shaping
+        used: list[tuple[Continuation, float]] = []
+        for group in groups:
+            rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+            if shaping is not None:
+                attempts = [rollout.attempt for rollout in group.rollouts]
+                shaped = shaping.shape(attempts, group.pass_rate)
+                for each, reward in zip(rewards, shaped, strict=True):
+                    each[RIGHT] = reward
+            advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+            used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
+        return tuple(
+            PolicyGradientLoss(
+                reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
+            )
+            for reply, advantage in used
+        )
 
     def _wait(self) -> None:
         self.control.wait()

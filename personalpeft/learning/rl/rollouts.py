@@ -28,9 +28,8 @@ from pydantic import TypeAdapter
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.options import Condition, cancelled_error
-from personalpeft.learning.train.config import RLConfig
 from personalpeft.learning.train.losses import BaseLoss, SFTLoss
-from personalpeft.plugins import RIGHT, Attempt, CheckedRewardShaper, CheckedVerifier, Task
+from personalpeft.plugins import RIGHT, Attempt, CheckedVerifier, Task
 
 State: TypeAlias = Literal["open", "solved", "hopeless"]
 
@@ -260,34 +259,6 @@ def _normalise(values: Sequence[float]) -> tuple[float, ...]:
     centre = median(values)
     spread = fmean((value - centre) ** 2 for value in values) ** 0.5
     return tuple((value - centre) / max(spread, MIN_SPREAD) for value in values)
-
-
-def policy_gradient_step(
-    groups: Sequence[RolloutGroup], shaping: CheckedRewardShaper | None, config: RLConfig
-) -> tuple[PolicyGradientLoss, ...]:
-    """Return the losses of a round: one for each reply whose advantage is not 0.
-
-    Args:
-        groups: The replies of the round.
-        shaping: Changes the rewards of a group of replies, or None.
-        config: The limit of a reply, and the weight of the KL.
-    """
-    used: list[tuple[Continuation, float]] = []
-    for group in groups:
-        rewards = [dict(rollout.rewards) for rollout in group.rollouts]
-        if shaping is not None:
-            attempts = [rollout.attempt for rollout in group.rollouts]
-            shaped = shaping.shape(attempts, group.pass_rate)
-            for each, reward in zip(rewards, shaped, strict=True):
-                each[RIGHT] = reward
-        advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
-        used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
-    return tuple(
-        PolicyGradientLoss(
-            reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
-        )
-        for reply, advantage in used
-    )
 
 
 StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
