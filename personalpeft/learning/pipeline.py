@@ -35,10 +35,10 @@ from personalpeft.learning.evaluate.eval_job import (
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
-from personalpeft.learning.gate.evidence import Evidence, read_history
+from personalpeft.learning.gate.evidence import Evidence, eval_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import MAX_YIELD_SECONDS, LearnOptions, cancelled_error
+from personalpeft.learning.options import MAX_YIELD_SECONDS, LearnOptions
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
@@ -255,24 +255,19 @@ class TrainingPipeline:
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
         plan, store = candidate.plan, self.services.store
-        history = read_history(store, plan.user, plan.layer, plan.live)
-        decided = {key.partition("/")[0] for key in history.decided_items}
-        general = plan.general_prompts
-        base_completions = self.services.completions.complete_with_base(
-            plan.user,
-            plan.live.base,
-            [probe.question for probe in general.probes],
-            cancelled=self.options.cancelled,
+        revisions = {each.id: each for each in store.catalog.revisions(plan.user)}
+        history = eval_history(
+            [revisions[entry.revision] for entry in plan.live.entries],
+            plan.layer,
+            [each for each in revisions.values() if each.base == plan.live.base],
         )
-        if self.options.cancelled():
-            raise cancelled_error("before the verdict")
+        decided = {key.partition("/")[0] for key in history.decided_items}
         trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
             undecided=plan.undecided(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
-            base_completions=base_completions,
-            general=general,
+            general=plan.general_prompts,
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.

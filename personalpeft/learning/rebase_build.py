@@ -283,15 +283,7 @@ def measure_general(
     """
     services, bare = side.services, Stack(side.stack.base)
     general = load_general_prompts(find_languages(prompts, prompt_languages()))
-    probes = [probe.question for probe in general.probes]
-    completions = services.completions.complete_with_base(
-        user, bare.base, probes, cancelled=cancelled
-    )
-    if cancelled():
-        raise cancelled_error("before the verdict")
-    eval_set = EvalSet(
-        undecided=(), retention=(), other_layers=(), base_completions=completions, general=general
-    )
+    eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
     job = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
     result = evaluate(services, {user: job}, cancelled=cancelled)[user]
     if isinstance(result, PersonalPeftError):

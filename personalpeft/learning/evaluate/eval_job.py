@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
-from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
@@ -73,7 +72,6 @@ class EvalSet:
     undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
-    base_completions: Completions  # of the probes
     general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
     arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, Score
+from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import (
     MAX_REPLY_TOKENS,
@@ -99,6 +100,15 @@ def evaluate(
         cancelled=cancelled,
         paused=paused,
     )
+    of_base = {
+        user: services.completions.complete_with_base(
+            user,
+            job.live.stack.base,
+            [probe.question for probe in job.eval_set.general.probes],
+            cancelled=cancelled,
+        )
+        for user, job in jobs.items()
+    }
     scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
     results: dict[str, EvalResult | PersonalPeftError] = {}
     for user, job in jobs.items():
@@ -111,7 +121,7 @@ def evaluate(
         texts = iter(generated)
         grouped = [list(islice(texts, len(group))) for group in groups[user]]
         try:
-            results[user] = _measure(scorer, job, grouped)
+            results[user] = _measure(scorer, job, grouped, of_base[user])
         except PersonalPeftError as error:
             results[user] = error
     return results
@@ -150,13 +160,18 @@ def _score_each(
     return [scores[number] for number in range(len(items))]
 
 
-def _measure(engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]]) -> EvalResult:
-    """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
+def _measure(
+    engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]], of_base: Completions
+) -> EvalResult:
+    """Measure one candidate.
+
+    ``replies`` are those to ``EvalJob.requests``, and ``of_base`` the probes with the base's own.
+    """
     eval_set, history, rated = job.eval_set, job.eval_set.history, job.eval_set.rated
     probes_before, before, probes_after, after, sampled, rated_before, rated_after = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
-    kl = list(_kl_from_base(engine, job))
+    kl = list(_kl_from_base(engine, job, of_base))
     evidence = Evidence(
         undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
         retention=(
@@ -164,7 +179,7 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]]) -> 
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
-        probes=_probe_results(job, probes_before, probes_after),
+        probes=_probe_results(job, probes_before, probes_after, of_base),
         kl=sum(kl) / max(1, len(kl)),
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
@@ -185,7 +200,9 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]]) -> 
     return evidence, examples[:MAX_EXAMPLES]
 
 
-def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
+def _probe_results(
+    job: EvalJob, before: Sequence[str], after: Sequence[str], completions: Completions
+) -> ProbeResults:
     prompts, of_base = job.eval_set.general, job.eval_set.history.base_probes
 
     def right(replies: Sequence[str]) -> set[int]:
@@ -193,7 +210,7 @@ def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) ->
         return {n for n, (probe, reply) in enumerate(answered) if probe.is_right(reply)}
 
     if of_base.questions != prompts.digest:
-        replies = [reply for _, reply in job.eval_set.base_completions]
+        replies = [reply for _, reply in completions]
         broken = sum(map(is_degenerate, replies))
         of_base = BaseProbeResults(prompts.digest, tuple(sorted(right(replies))), broken)
     right_before, right_after = right(before), right(after)
@@ -208,13 +225,12 @@ def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) ->
     )
 
 
-def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
+def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Iterator[float]:
     """Yield the candidate's KL from the base on the base's own completions of some probes.
 
     Measured on the base's replies, since those of a style below differ from the base anyway.
     """
     by_stack: dict[Stack, list[Continuation]] = {}
-    completions = job.eval_set.base_completions
     for messages, reply in completions[:: max(1, len(completions) // _KL_PROBES)]:
         if reply:
             item = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)

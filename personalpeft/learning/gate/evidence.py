@@ -12,13 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from personalpeft.types import Revision, SignalRole, Stack, Verdict, canonical_digest
-
-if TYPE_CHECKING:
-    # The store loads numpy, which a report that is only shown does not need.
-    from personalpeft.store.store import Store
+from personalpeft.types import Revision, SignalRole, Verdict, canonical_digest
 
 TIE_MARGIN = 0.04
 """The margin in nats a token within which a lesson is tied. A base's card may set its own.
@@ -320,23 +316,6 @@ class EvalHistory:
         return None if last is not None and live < last - tie_margin else self.best.get(item)
 
 
-def read_history(store: Store, user: str, layer: str, live: Stack) -> EvalHistory:
-    """Return what a candidate for a layer inherits, by the catalog.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The candidate's layer.
-        live: The live stack.
-    """
-    revisions = {each.id: each for each in store.catalog.revisions(user)}
-    return eval_history(
-        [revisions[entry.revision] for entry in live.entries],
-        layer,
-        [each for each in revisions.values() if (each.layer, each.base) == (layer, live.base)],
-    )
-
-
 def eval_history(
     heads: Sequence[Revision], layer: str, candidates: Sequence[Revision] = ()
 ) -> EvalHistory:
@@ -345,7 +324,7 @@ def eval_history(
     Args:
         heads: The live revisions of all layers.
         layer: The candidate's layer.
-        candidates: All revisions of this layer that were ever judged on the open base.
+        candidates: All revisions that were ever judged on the open base.
     """
     base: dict[str, float] = {}
     last: dict[str, float] = {}
