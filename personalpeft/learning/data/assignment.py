@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 
 from personalpeft.learning.data.facts import (
-    as_test_question,
-    fact_questions,
+    as_test,
+    fact_lessons,
     helpful_turns,
     reveals,
 )
@@ -300,29 +301,15 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.TRAINING_FORBIDDEN))
     if signal.source != USER_SOURCE:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_NOT_USERS))
-    questions, test = fact_questions(signal, helpful)
-    if test is None:
+    lessons = fact_lessons(signal, helpful)
+    if not lessons:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
-    lessons = [
-        Lesson(
-            signal.id,
-            signal.kind,
-            each.messages,
-            each.answer,
-            is_users=each.is_user_answer,
-            is_test=each is test,
-            ended=each.ended,
-        )
-        for each in (*questions, test)
-    ]
-    # It has the shape of the lessons that it judges.
-    lessons[-1] = replace(lessons[-1], is_users=lessons[0].is_users)
     why = (
         Reason(ReasonCode.FACT_WITH_ANSWER)
-        if test.is_user_answer
+        if lessons[0].is_users
         else reason(ReasonCode.FACT_HELPED, count=len(helpful))
     )
-    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=tuple(lessons))
+    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=lessons)
 
 
 def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Assignment:
@@ -444,20 +431,17 @@ def _replace_taught_tests(
     def question(messages: Sequence[Message]) -> str:
         return normalize(messages[-1].content)
 
+    facts = [fact for fact in former if fact.kind is SignalKind.FACT]
     taught: dict[str, set[str]] = {}
-    for fact in former:
-        for each in fact_questions(fact, ())[0] if fact.kind is SignalKind.FACT else ():
-            taught.setdefault(question(each.messages), set()).add(fact.id)
-    for assignment in assignments:
-        for lesson in assignment.extra_examples:
-            if not lesson.is_test:
-                taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
+    for lesson in chain(
+        *(fact_lessons(fact, ()) for fact in facts), *(each.extra_examples for each in assignments)
+    ):
+        if not lesson.is_test:
+            taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
 
     def untaught(lesson: Lesson) -> Lesson:
         others = taught.get(question(lesson.messages), set()) - {lesson.signal}
-        if not lesson.is_test or not others:
-            return lesson
-        return lesson.with_prompt(as_test_question(lesson.messages))
+        return as_test(lesson) if lesson.is_test and others else lesson
 
     return [
         replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))
