@@ -8,7 +8,7 @@ revision's bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
@@ -26,7 +26,6 @@ from personalpeft.learning.data.general_prompts import (
     prompt_languages,
 )
 from personalpeft.learning.data.lesson import (
-    LayerCapacity,
     Lesson,
     find_too_long,
     fit_lessons,
@@ -97,7 +96,7 @@ class Plan:
     embedder: str = ""
     excluded: frozenset[str] = frozenset()
     too_long: frozenset[str] = frozenset()
-    capacity: LayerCapacity | None = None
+    capacity: Mapping[str, int] = field(default_factory=dict)
     rebuild_reason: Reason | None = None
     outdated: frozenset[str] = frozenset()
     overrides: Json = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from personalpeft.backends.error_mapping import to_serving_error
@@ -109,7 +109,6 @@ def report_of(
         reasons: Why.
         more: Further fields of the report.
     """
-    capacity = plan.capacity
     report = LearnReport(
         user=plan.user,
         layer=plan.layer,
@@ -119,9 +118,7 @@ def report_of(
         seconds=round(services.clock.timer() - plan.began, 3),
         previous_head=plan.head,
         removed=plan.removed,
-        capacity=asdict(capacity) | {"recommended_tokens": capacity.recommended_tokens}
-        if capacity
-        else {},
+        capacity=plan.capacity,
         **more,
     )
     use = SignalUse.PENDING

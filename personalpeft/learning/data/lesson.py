@@ -149,20 +149,6 @@ class Lesson:
         return f"{self.signal}/{canonical_digest(parts)[:8]}"
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCapacity:
-    """A layer's trained parameters, and the tokens that its lessons take and may take."""
-
-    parameters: int
-    tokens: int
-    max_tokens: int
-
-    @property
-    def recommended_tokens(self) -> int:
-        """The tokens up to which recall is near perfect."""
-        return int(self.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
-
-
 def count_parameters(config: TrainingConfig, architecture: Architecture) -> int:
     """Return the size of A (rank x inputs) and B (outputs x rank) of all modules and blocks."""
     sizes = sum(sum(architecture.projections[module]) for module in config.target_modules)
@@ -219,10 +205,10 @@ def fit_lessons(
     config: TrainingConfig,
     architecture: Architecture,
     count_tokens: Callable[[str], int],
-) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
-    """Return the lessons that fit a layer, in their order, and what they take.
+) -> tuple[tuple[Lesson, ...], dict[str, int]]:
+    """Return the lessons that fit a layer, in their order, and its ``LearnReport.capacity``.
 
-    A layer other than "memory" has no capacity.
+    A layer other than "memory" has none.
 
     Args:
         lessons: Oldest first. Each counts by its last message and its answer.
@@ -232,7 +218,7 @@ def fit_lessons(
         count_tokens: Returns the number of tokens of a text.
     """
     if layer != "memory":
-        return tuple(lessons), None
+        return tuple(lessons), {}
     sizes: dict[str, int] = {}
     for lesson in lessons:
         answer = min(count_tokens(lesson.chosen), config.max_length)
@@ -246,7 +232,13 @@ def fit_lessons(
             tokens += sizes[signal]
             fit.add(signal)
     kept = tuple(lesson for lesson in lessons if lesson.signal in fit)
-    return kept, LayerCapacity(parameters, tokens, max_tokens)
+    return kept, {
+        "parameters": parameters,
+        "tokens": tokens,
+        "max_tokens": max_tokens,
+        # Up to here recall is near perfect.
+        "recommended_tokens": int(parameters * RECOMMENDED_TOKENS_PER_PARAMETER),
+    }
 
 
 def select_holdout(
