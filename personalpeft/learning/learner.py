@@ -151,7 +151,7 @@ class Learner:
         services = self.services
         pipeline = TrainingPipeline(services, self.margins, options, services.clock.timer())
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
-            review_probation(services.store, user, services.clock.now)
+            review_probation(services, user)
             result = build(pipeline, inspect_live_layer(services, user, layer))
         if isinstance(result, Exception):
             raise result
@@ -226,7 +226,7 @@ class _UserLearn:
         """Take the user's lease, and find the layers. Raises ``Busy``."""
         self._lease.enter_context(self._store.leases.acquire(learn_lease(self._user)))
         if not self._options.dry_run:
-            review_probation(self._store, self._user, self._services.clock.now)
+            review_probation(self._services, self._user)
         self._waiting.extend(self._list_layers())
 
     def next_plan(self) -> Plan | None:

@@ -11,7 +11,7 @@ gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -23,6 +23,7 @@ from personalpeft.learning.gate.sequential_testing import (
 )
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause
 from personalpeft.learning.report import LearnReport
+from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Turn, Verdict
@@ -31,38 +32,21 @@ _MAX_SIGNALS = 400
 """How many signals are read before the revision went live, and how many since."""
 
 
-def review_probation_with_lease(
-    store: Store, user: str, now: Callable[[], datetime]
-) -> tuple[LearnReport, ...]:
-    """Take the user's learn lease, and ``review_probation``.
-
-    Args:
-        store: The open home.
-        user: The user.
-        now: Returns the time.
-
-    Raises:
-        Busy: A learn of the user runs.
-    """
+def review_probation_with_lease(services: Services, user: str) -> tuple[LearnReport, ...]:
+    """Take the user's learn lease, and ``review_probation``. Raises ``Busy`` if a learn runs."""
+    store = services.store
     if not _heads_on_probation(store, user):
         return ()
     with store.leases.acquire(learn_lease(user)):
-        return review_probation(store, user, now)
+        return review_probation(services, user)
 
 
-def review_probation(
-    store: Store, user: str, now: Callable[[], datetime]
-) -> tuple[LearnReport, ...]:
-    """Record the probations that end. The caller holds the user's learn lease.
+def review_probation(services: Services, user: str) -> tuple[LearnReport, ...]:
+    """Record the probations of a user that end, and return their reports.
 
-    Args:
-        store: The open home.
-        user: The user.
-        now: Returns the time.
-
-    Returns:
-        The reports of those that ended.
+    The caller holds the user's learn lease.
     """
+    store = services.store
     reports = []
     for revision in _heads_on_probation(store, user):
         history = store.catalog.head_moves(user, layer=revision.layer)
@@ -75,12 +59,12 @@ def review_probation(
         run, began = _probation_run(store, revision, history)
         of_run = _load_run(store, revision, run, began, list(rated)) if len(run) > 1 else None
         e_value = float(revision.scores.get("e_value", 1.0))
-        number = _probation_number(store, revision)
+        number = _probation_number(store, revision, history)
         result = sequential_test(before, since, e_value, number, of_run)
         if result is None:
             continue
         previous = began.before if result.is_of_run else learned[-1].before
-        report = _end_probation(store, revision, result, previous, now())
+        report = _end_probation(store, revision, result, previous, services.clock.now())
         reports += [report] if report is not None else []
     return tuple(reports)
 
@@ -108,14 +92,13 @@ def _probation_run(
             return run, began
 
 
-def _probation_number(store: Store, revision: Revision) -> int:
+def _probation_number(store: Store, revision: Revision, history: Sequence[HeadMove]) -> int:
     """Return which probation of its layer a revision is on since the last confirmed one, from 1."""
     revisions = store.catalog.revisions(revision.user, layer=revision.layer)
     final = {
         each.id for each in revisions if each.verdict is Verdict.PROMOTED and not each.probation
     }
-    moves = store.catalog.head_moves(revision.user, layer=revision.layer)
-    learned = list(dict.fromkeys(x.after for x in moves if x.cause == MoveCause.LEARN))
+    learned = list(dict.fromkeys(x.after for x in history if x.cause == MoveCause.LEARN))
     number = 0
     for each in learned[: learned.index(revision.id) + 1]:
         number = 0 if each in final else number + 1
