@@ -25,16 +25,17 @@ from typing import TypeAlias, TypeVar
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.lesson import estimate_session_mb
-from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
     EvalJob,
+    EvalResult,
     EvalSet,
     RatedReplies,
+    evaluate_replies,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
+from personalpeft.learning.evaluate.evaluation import evaluate
 from personalpeft.learning.gate.evidence import Evidence, eval_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
@@ -246,7 +247,7 @@ class TrainingPipeline:
                 )
             if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
-            tasks = tasks_of_lessons(engine, jobs[user])
+            tasks = jobs[user].tasks(engine.backend)
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
 
         measured = _each_user(add_verified, evaluated, results)

@@ -27,12 +27,13 @@ from personalpeft.learning.data.general_prompts import load_general_prompts, pro
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
+    MAX_EXAMPLES,
     EvalSet,
     ThrottledScorer,
     effective_stack,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import MAX_EXAMPLES, evaluate, score_answers
+from personalpeft.learning.evaluate.evaluation import evaluate, score_answers
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner

@@ -1,9 +1,13 @@
-"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer."""
+"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer.
+
+Where a verifier judges replies, to held-out prompts or to tasks, they are sampled and judged here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
@@ -16,11 +20,15 @@ from personalpeft.learning.data.general_prompts import (
     load_general_prompts,
 )
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
-from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while
+from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, EvalItem, Evidence
+from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, LearnOptions, wait_while
+from personalpeft.learning.report import Example
+from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Message, Sampling, Stack
 
+MAX_EXAMPLES = 3
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 _MAX_GENERATED = 6
 # A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
@@ -29,6 +37,11 @@ MAX_RATED = 200
 """The liked replies that the classifier is fit on, and as many disliked ones, the newest of each."""
 MAX_COMPARED = 20
 """The held-out prompts to which the live stack and the candidate both reply, to be compared."""
+# Of tokens more than the longest wanted answer: a wrong one need not be written to its end.
+_EXTRA_TOKENS = 4
+
+EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
+"""The evidence, and examples for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,16 @@ class EvalSet:
     def benefit(self) -> tuple[Lesson, ...]:
         """The held-out lessons that show the benefit: the undecided ones, else the decided ones."""
         return self.undecided or self.decided
+
+
+@dataclass(frozen=True, slots=True)
+class EvalTask:
+    """One task for both stacks. ``key`` is that of its item."""
+
+    key: str
+    task: Task
+    live: Request
+    candidate: Request
 
 
 StackSelector: TypeAlias = Callable[[Lesson], Stack]
@@ -201,6 +224,25 @@ class EvalJob:
         judged = {each.key for each in self.eval_set.benefit if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in judged)
 
+    def tasks(self, backend: Backend) -> list[EvalTask]:
+        """Return the undecided prompts as tasks, whose ``about`` has the wanted "answer"."""
+        lessons = self.eval_set.undecided
+        longest = max(len(backend.encode(each.chosen)) for each in lessons)
+        sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
+        return [
+            EvalTask(
+                f"{each.key}/right",
+                Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
+                *(
+                    Request(
+                        self.user, each.messages, side.for_layer(each), sampling, background=True
+                    )
+                    for side in (self.live, self.candidate)
+                ),
+            )
+            for each in lessons
+        ]
+
     def _ask_probes(self, side: EffectiveStack) -> list[Request]:
         requests = []
         for probe in self.eval_set.general.probes:
@@ -242,3 +284,58 @@ def make_eval_job(
         effective_stack(router, user, layer, candidate, prompts, built_from),
         eval_set,
     )
+
+
+def evaluate_replies(
+    engine: Engine,
+    tasks: Sequence[EvalTask],
+    verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
+    evidence: Evidence,
+    options: LearnOptions,
+) -> EvalResult:
+    """Compare greedy replies of the live stack and of a candidate.
+
+    Args:
+        engine: Generates the replies.
+        tasks: What is asked.
+        verifier: Says how right a reply is.
+        shaping: Changes the rewards of both replies to a task, or None.
+        evidence: What else was measured.
+        options: Stops or pauses the generation.
+
+    Returns:
+        The evidence, and examples. It has one undecided item for each task, by its (shaped) reward.
+
+    Raises:
+        Cancelled: The options ended it.
+        PluginError: The verifier failed.
+    """
+
+    def sample(asked: Sequence[tuple[Task, Request]]) -> list[Rollout]:
+        groups = sample_rollouts(
+            engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
+        )
+        return [group.rollouts[0] for group in groups]
+
+    before = sample([(each.task, each.live) for each in tasks])
+    after = sample([(each.task, each.candidate) for each in tasks])
+    items, examples = [], []
+    for each, old, new in zip(tasks, before, after, strict=True):
+        attempts = (old.attempt, new.attempt)
+        rewards = tuple(attempt.reward for attempt in attempts)
+        if shaping is not None:
+            rewards = shaping.shape(attempts, fmean(attempt.passed for attempt in attempts))
+        was, reached = rewards
+        items.append(EvalItem(each.key, was, reached))
+        examples.append(Example(each.task.prompt, old.text, new.text))
+    figures = {
+        "asked": len(items),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(item.regressed for item in items),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(fmean(rollout.length for rollout in before), 4),
+        "length_after": round(fmean(rollout.length for rollout in after), 4),
+    }
+    return replace(evidence, undecided=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])

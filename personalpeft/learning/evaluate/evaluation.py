@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from statistics import median
-from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import Completions
@@ -21,7 +20,9 @@ from personalpeft.learning.data.general_prompts import (
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
+    MAX_EXAMPLES,
     EvalJob,
+    EvalResult,
     Scorer,
     StackSelector,
     ThrottledScorer,
@@ -56,7 +57,6 @@ from personalpeft.learning.train.train_plans import few_shot_messages
 from personalpeft.services import Services
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
-MAX_EXAMPLES = 3
 _MAX_QUALITY_TOKENS = 32
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
@@ -64,10 +64,6 @@ _KL_PROBES = 16
 _CLEAR_PMI = 0.3
 # A fact's answer is a word or two, and a liked reply is the model's own.
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
-
-
-EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
-"""The evidence, and examples for the report."""
 
 
 def evaluate(

@@ -21,7 +21,7 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.candidate import build_adapter
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.answers import EvalTask
+from personalpeft.learning.evaluate.eval_job import EvalTask
 from personalpeft.learning.gate.evidence import Evidence
 from personalpeft.learning.layers import LayerState, replace_layer
 from personalpeft.learning.options import cancelled_error
