@@ -14,7 +14,7 @@ from test_eval_history import REVISION
 
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults, eval_history
 from personalpeft.learning.gate.gate import Margins, judge
-from personalpeft.learning.gate.sequential_testing import FeedbackOutcome, sequential_test
+from personalpeft.learning.gate.probation import FeedbackOutcome, sequential_test
 from personalpeft.types import Revision, Verdict
 
 RUNS = 200
