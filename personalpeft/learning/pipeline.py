@@ -14,6 +14,7 @@ transaction. Before that nothing of it is.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -50,10 +51,10 @@ from personalpeft.learning.rl.practice import (
     allow_regressions,
     map_practice_errors,
 )
-from personalpeft.learning.status import set_training_status
 from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
 from personalpeft.learning.train.train_plans import open_session, train_plans
 from personalpeft.services import Services
+from personalpeft.store.locks import learn_lease
 
 _log = logging.getLogger(__name__)
 
@@ -152,17 +153,14 @@ class TrainingPipeline:
         plans = {user: plan for user, plan in plans.items() if user not in candidates}
         if not plans:
             return candidates
-        store = self.services.store
-        for user, plan in plans.items():
-            set_training_status(store, user, plan.layer, "Reading")
+        for plan in plans.values():
+            self._set_status(plan, "Reading", 0, 0)
         self._show("Reading", len(plans), 0.0)
         trained = train_plans(
             self.services,
             plans,
             self._control(lambda done: self._show("Learning", len(plans), done)),
-            show_step=lambda plan, step, steps: set_training_status(
-                store, plan.user, plan.layer, "Learning", step, steps
-            ),
+            show_step=lambda plan, step, steps: self._set_status(plan, "Learning", step, steps),
         )
         return candidates | _each_user(
             lambda user, result: self._finish_training(plans[user], result), trained, results
@@ -188,7 +186,7 @@ class TrainingPipeline:
 
         def show(done: float) -> None:
             step = round(done * rounds)
-            set_training_status(store, plan.user, plan.layer, "Practicing", step, rounds)
+            self._set_status(plan, "Practicing", step, rounds)
             elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
             spent = elapsed / seconds if seconds is not None else 0.0
             self._show("Practicing", 1, min(1.0, max(done, spent)))
@@ -228,11 +226,9 @@ class TrainingPipeline:
         if not candidates:
             return {}
         services, options = self.services, self.options
-        for user, candidate in candidates.items():
-            plan = candidate.plan
-            set_training_status(
-                services.store, user, plan.layer, "Judging", plan.progress, plan.progress
-            )
+        for candidate in candidates.values():
+            progress = candidate.plan.progress
+            self._set_status(candidate.plan, "Judging", progress, progress)
         self._show("Judging", len(candidates), 0.0)
         jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
         evaluated = evaluate(services, jobs, cancelled=options.cancelled, paused=options.paused)
@@ -336,6 +332,11 @@ class TrainingPipeline:
 
     def _show(self, stage: str, users: int, done: float) -> None:
         self.options.progress(f"{stage} for {users}" if users > 1 else stage, done)
+
+    def _set_status(self, plan: Plan, stage: str, step: int, steps: int) -> None:
+        """Show the progress to other processes, which read it by ``status.training_status``."""
+        status = json.dumps([plan.layer, stage, step, steps])
+        self.services.store.leases.set_status(learn_lease(plan.user), status)
 
     def _control(self, progress: Callable[[float], None]) -> LoopControl:
         timer, seconds = self.services.clock.timer, self.options.seconds
