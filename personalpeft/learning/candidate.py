@@ -114,7 +114,9 @@ def store_candidate(
     blob = pack(build_adapter(plan, weights))
     digest = services.store.blobs.put(plan.user, blob)
     scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
-    return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
+    return Candidate(
+        plan, _layer_entry(services.store, plan.user, plan.layer, digest), blob, scores
+    )
 
 
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:
@@ -122,21 +124,14 @@ def find_candidate(store: Store, plan: Plan) -> Candidate | None:
     digest, blobs = plan.inputs_digest, store.blobs
     for known in store.catalog.revisions(plan.user):
         if known.inputs == digest and blobs.is_intact(blobs.expected_path(known.digest)):
-            entry = layer_entry(store, plan.user, plan.layer, known.digest)
+            entry = _layer_entry(store, plan.user, plan.layer, known.digest)
             scores = {ENVIRONMENT: recorded_environment(known.scores)}
             return Candidate(plan, entry, blobs.read(known.digest), scores)
     return None
 
 
-def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
-    """Return the stack entry of a file, with the weight that its layer has.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        digest: SHA-256 of the packed file.
-    """
+def _layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
+    """Return the stack entry of a file, with the weight that its layer has."""
     weights = {each.name: each.weight for each in store.catalog.layers(user)}
     return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
@@ -232,11 +227,6 @@ class ProposalPlan(Plan):
         """No signal: nothing was trained on, and later learns hold out lessons of their own."""
         return {}
 
-    @property
-    def move_cause(self) -> MoveCause:
-        """Why the head moves, where it does."""
-        return MoveCause.IMPORT
-
 
 def propose(
     services: Services, state: LayerState, recipe: TrainingConfig, adapter: Adapter, began: float
@@ -283,8 +273,9 @@ def propose(
         embedder=services.memory.embedder.name,
         digest=digest,
         made_by=adapter.manifest.stored_recipe,
+        move_cause=MoveCause.IMPORT,
     )
-    return Candidate(plan, layer_entry(store, user, layer, digest), blob)
+    return Candidate(plan, _layer_entry(store, user, layer, digest), blob)
 
 
 def describe_environment(backend: Backend) -> dict[str, str]:

@@ -25,19 +25,9 @@ from personalpeft.learning.data.general_prompts import (
     load_general_prompts,
     prompt_languages,
 )
-from personalpeft.learning.data.lesson import (
-    Lesson,
-    find_too_long,
-    fit_lessons,
-    select_holdout,
-)
+from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
-from personalpeft.learning.layers import (
-    LayerState,
-    held_out_signals,
-    root_revision,
-    trained_on,
-)
+from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.memory.languages import find_languages
@@ -75,6 +65,7 @@ class Plan:
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
     - ``maps_weights``: whether the base's weights are read as its file stores them.
+    - ``move_cause``: why the head moves where the gate promotes the build.
     """
 
     user: str
@@ -102,6 +93,7 @@ class Plan:
     overrides: Json = field(default_factory=dict)
     answer_verifier: CheckedVerifier | None = None
     maps_weights: bool = False
+    move_cause: MoveCause = MoveCause.LEARN
 
     @property
     def has_enough(self) -> bool:
@@ -205,11 +197,6 @@ class Plan:
     def figures(self) -> Json:
         """What the training itself adds to the scores of a revision."""
         return {}
-
-    @property
-    def move_cause(self) -> MoveCause:
-        """Why the head moves where the gate promotes the build."""
-        return MoveCause.LEARN
 
     def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""

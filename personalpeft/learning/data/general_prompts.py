@@ -21,7 +21,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -276,7 +276,6 @@ class QuestionBank:
     def __init__(self, embedder: Embedder, languages: tuple[str, ...] = ()) -> None:
         self._embedder = embedder
         self._relations = load_relations(languages)
-        self._vectors: Sequence[tuple[Vectors, Vectors]] | None = None
 
     def find(self, text: str, question: str) -> QuestionForms:
         """Return the forms for a fact with this text, which answers the question."""
@@ -303,7 +302,7 @@ class QuestionBank:
         text_vector, question_vector = self._embedder.embed([text, question])
         best: tuple[float, Relation, str] | None = None
         for relation, (statements, questions) in zip(
-            self._relations, self._descriptions(), strict=True
+            self._relations, self._descriptions, strict=True
         ):
             match = relation.match(question)
             if match is None:
@@ -317,13 +316,12 @@ class QuestionBank:
                 best = score, relation, subject
         return best and best[1:]
 
+    @cached_property
     def _descriptions(self) -> Sequence[tuple[Vectors, Vectors]]:
-        if self._vectors is None:
-            self._vectors = [
-                (self._embedder.embed(each.statements), self._embedder.embed(each.questions))
-                for each in self._relations
-            ]
-        return self._vectors
+        return [
+            (self._embedder.embed(each.statements), self._embedder.embed(each.questions))
+            for each in self._relations
+        ]
 
 
 def _text_between(before: str, after: str, text: str) -> str | None:
