@@ -333,11 +333,7 @@ class _Respondent:
         lessons = [question.lesson for question in self._questions[:MAX_EXAMPLES]]
         requests = [
             Request(
-                self._user,
-                each.messages,
-                self._stacks[each.key],
-                EXAMPLE_SAMPLING,
-                background=True,
+                self._user, each.messages, self._stacks[each.key], EXAMPLE_SAMPLING, background=True
             )
             for each in lessons
         ]

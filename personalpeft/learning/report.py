@@ -81,16 +81,7 @@ class LearnReport(HasJson):
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
 
-    json_properties = (
-        "live",
-        "reason",
-        "dry_run",
-        "moved",
-        "event",
-        "verdict",
-        "before",
-        "room",
-    )
+    json_properties = ("live", "reason", "dry_run", "moved", "event", "verdict", "before", "room")
 
     user: str
     layer: str

@@ -100,11 +100,7 @@ class TrainingTrigger:
 @dataclass(frozen=True, slots=True)
 class Pending(
     RenamedAttributes,
-    renamed={
-        "news": "triggers",
-        "learned": "last_learned_at",
-        "seconds": "mean_build_seconds",
-    },
+    renamed={"news": "triggers", "learned": "last_learned_at", "seconds": "mean_build_seconds"},
 ):
     """The triggers of a user, and what helps to choose when to learn.
 

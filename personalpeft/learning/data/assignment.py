@@ -27,12 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
-from personalpeft.learning.data.facts import (
-    as_test,
-    fact_lessons,
-    helpful_turns,
-    reveals,
-)
+from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason

@@ -13,10 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.facts import paraphrase, question_templates
-from personalpeft.learning.data.general_prompts import (
-    QuestionBank,
-    QuestionForms,
-)
+from personalpeft.learning.data.general_prompts import QuestionBank, QuestionForms
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
@@ -86,9 +83,7 @@ def build_batches(
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
     few_shot = [
         ContextDistillationLoss(
-            encode_plain(messages[-1].content, reply),
-            encode(messages, reply),
-            few_shot_weight,
+            encode_plain(messages[-1].content, reply), encode(messages, reply), few_shot_weight
         )
         for messages, reply in replies.few_shot
     ]
@@ -205,8 +200,7 @@ def _drop_shared_forms(forms: Forms, facts: Mapping[str, Signal]) -> Forms:
             answers.setdefault(normalize(form), set()).add(answer)
     return {
         key: replace(
-            each,
-            paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2),
+            each, paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2)
         )
         for key, each in forms.items()
     }
@@ -249,11 +243,7 @@ def _add_paraphrases(
 
 
 def _build_refusals(
-    plan: Plan,
-    encode: ContinuationEncoder,
-    forms: Forms,
-    memory: Memory,
-    rng: random.Random,
+    plan: Plan, encode: ContinuationEncoder, forms: Forms, memory: Memory, rng: random.Random
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 

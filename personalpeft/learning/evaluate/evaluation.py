@@ -13,10 +13,7 @@ from statistics import median
 from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.general_prompts import (
-    MAX_REPLY_TOKENS,
-    is_degenerate,
-)
+from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
@@ -333,11 +330,7 @@ def _measure_leakage(
 
 
 def _score_items(
-    engine: Scorer,
-    job: EvalJob,
-    lessons: Sequence[Lesson],
-    *,
-    is_own: bool = True,
+    engine: Scorer, job: EvalJob, lessons: Sequence[Lesson], *, is_own: bool = True
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 

@@ -118,13 +118,7 @@ class Judgement:
 
 
 def judge_candidate(
-    store: Store,
-    plan: Plan,
-    revision: str,
-    evidence: Evidence,
-    margins: Margins,
-    *,
-    accept: bool,
+    store: Store, plan: Plan, revision: str, evidence: Evidence, margins: Margins, *, accept: bool
 ) -> Judgement:
     """Return the verdict on a candidate. No later stage changes it.
 
@@ -142,10 +136,7 @@ def judge_candidate(
         lesson.signal not in learned for lesson in plan.new_examples
     )
     judgement = judge(
-        evidence,
-        margins,
-        removes_lessons=plan.removes_lessons,
-        has_new_lessons=has_new_lessons,
+        evidence, margins, removes_lessons=plan.removes_lessons, has_new_lessons=has_new_lessons
     )
     if judgement.verdict is Verdict.PROMOTED:
         withdrawn = _find_withdrawal(store, plan.user, revision)
@@ -213,10 +204,7 @@ def judge(
         unclear = reason(ReasonCode.THUMBS_UNCLEAR, liked=thumbs.liked, disliked=thumbs.disliked)
         return replace(judgement, reasons=(*judgement.reasons, unclear))
     preferred = reason(
-        ReasonCode.PREFERRED,
-        better=thumbs.better,
-        worse=thumbs.worse,
-        asked=thumbs.asked,
+        ReasonCode.PREFERRED, better=thumbs.better, worse=thumbs.worse, asked=thumbs.asked
     )
     if thumbs.p_value > MAX_P_VALUE_OF_REPLIES:
         return replace(judgement, reasons=(*judgement.reasons, preferred))
