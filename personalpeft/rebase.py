@@ -199,12 +199,10 @@ def rebase(
             progress("Comparing", 0.0)
             live = store.catalog.stack(user, live_base) if is_open else Stack(services.base.digest)
             lessons = _held_out(new, user, (live, stack))
-            side = _side(new, stack)
-            comparison = compare_sides(
-                _side(services, live), side, user, lessons, cancelled=cancelled
-            )
+            side = Side(new, user, stack, cancelled)
+            comparison = compare_sides(Side(services, user, live, cancelled), side, lessons)
             prompts = [lesson.messages[-1].content for some in lessons.values() for lesson in some]
-            general = measure_general(side, user, prompts, cancelled=cancelled)
+            general = measure_general(side, prompts)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
@@ -289,10 +287,6 @@ def _held_out(
             lessons = {each.key: each for each in state.holdout}
             found[entry.layer] = found.get(entry.layer, {}) | lessons
     return {layer: tuple(some.values())[-MAX_HOLDOUT:] for layer, some in found.items()}
-
-
-def _side(services: Services, stack: Stack) -> Side:
-    return Side(services, stack, Learner.from_services(services).margins.tie_margin)
 
 
 def _questions(comparison: BaseComparison | None) -> dict[str, Any]:

@@ -198,15 +198,6 @@ def _find_or_build(
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two stacks: the wired parts of its base, the stack, and the base's tie margin."""
-
-    services: Services
-    stack: Stack
-    tie_margin: float
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """A held-out lesson of a layer. Its chosen text is perhaps cut, for both sides alike."""
 
@@ -228,65 +219,104 @@ class BaseComparison:
     examples: tuple[Example, ...]
 
 
-def compare_sides(
-    old: Side,
-    new: Side,
-    user: str,
-    lessons: Mapping[str, Sequence[Lesson]],
-    *,
-    cancelled: Callable[[], bool],
-) -> BaseComparison:
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two stacks, with the wired parts of its base. ``cancelled``: whether to stop."""
+
+    services: Services
+    user: str
+    stack: Stack
+    cancelled: Callable[[], bool]
+
+    def stacks_for(self, questions: Sequence[Question]) -> dict[str, Stack]:
+        """Return the stack for each question by the key of its lesson, with its layer attached."""
+        prompts = [question.lesson.messages[-1].content for question in questions]
+        # Which layers are attached to a prompt does not depend on the layer that asks.
+        effective = effective_stack(self.services.router, self.user, "", self.stack, prompts, {})
+        return {
+            each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
+            for each in questions
+        }
+
+    def score(
+        self, questions: Sequence[Question], stacks: Mapping[str, Stack]
+    ) -> tuple[list[float], int]:
+        """Return the log-prob per byte of each question's text, and the tokens of all texts."""
+        self._check_not_cancelled()
+        scorer = ThrottledScorer(self.services.learning_engine, not_cancelled, self.cancelled)
+        lessons = [question.lesson for question in questions]
+        scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
+        totals = {key: score.logp * len(score.token_logprobs) for key, score in scores.items()}
+        values = [totals[each.lesson.key] / each.size for each in questions]
+        return values, sum(len(score.token_logprobs) for score in scores.values())
+
+    def answer(self, questions: Sequence[Question], stacks: Mapping[str, Stack]) -> list[str]:
+        """Return the generated answers to questions."""
+        requests = [
+            Request(
+                self.user,
+                each.lesson.messages,
+                stacks[each.lesson.key],
+                EXAMPLE_SAMPLING,
+                background=True,
+            )
+            for each in questions
+        ]
+        texts = self.services.learning_engine.complete(requests, cancelled=self.cancelled)
+        self._check_not_cancelled()
+        return texts
+
+    def _check_not_cancelled(self) -> None:
+        if self.cancelled():
+            raise cancelled_error("before the verdict")
+
+
+def compare_sides(old: Side, new: Side, lessons: Mapping[str, Sequence[Lesson]]) -> BaseComparison:
     """Ask both sides the same questions.
 
     Args:
         old: The live stack.
         new: The stack that may take its place.
-        user: The user.
         lessons: The held-out lessons by layer.
-        cancelled: Returns whether to stop.
 
     Raises:
-        Cancelled: ``cancelled`` returned True.
+        Cancelled: A side was cancelled.
     """
-    backends = [side.services.learning_engine.backend for side in (old, new)]
+    sides = old, new
+    backends = [side.services.learning_engine.backend for side in sides]
     questions = tuple(
         _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
     )
-    live, candidate = (_Respondent(side, user, questions, cancelled) for side in (old, new))
-    before, old_tokens = live.score()
-    base, _ = live.score(bare=True)
-    after, new_tokens = candidate.score()
+    live, candidate = (side.stacks_for(questions) for side in sides)
+    before, old_tokens = old.score(questions, live)
+    base, _ = old.score(questions, dict.fromkeys(live, Stack(old.stack.base)))
+    after, new_tokens = new.score(questions, candidate)
     size = sum(question.size for question in questions)
-    margin = max(old.tie_margin * old_tokens, new.tie_margin * new_tokens) / size if size else 0.0
+    old_margin, new_margin = (
+        Learner.from_services(side.services).margins.tie_margin for side in sides
+    )
+    margin = max(old_margin * old_tokens, new_margin * new_tokens) / size if size else 0.0
     items = tuple(
         EvalItem(question.lesson.key, was, now, bare, tie_margin=margin)
         for question, was, now, bare in zip(questions, before, after, base, strict=True)
     )
-    asked = [question.lesson.messages[-1].content for question in questions[:MAX_EXAMPLES]]
-    examples = tuple(map(Example, asked, live.answer(), candidate.answer()))
-    return BaseComparison(questions, items, examples)
+    shown = questions[:MAX_EXAMPLES]
+    asked = [question.lesson.messages[-1].content for question in shown]
+    examples = map(Example, asked, old.answer(shown, live), new.answer(shown, candidate))
+    return BaseComparison(questions, items, tuple(examples))
 
 
-def measure_general(
-    side: Side, user: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
-) -> Evidence:
+def measure_general(side: Side, prompts: Sequence[str]) -> Evidence:
     """Return how a stack answers general probes, against its bare base.
 
-    Args:
-        side: The stack.
-        user: The user.
-        prompts: Prompts in the languages of the user.
-        cancelled: Returns whether to stop.
-
-    Raises:
-        Cancelled: ``cancelled`` returned True.
-        PersonalPeftError: The model failed.
+    ``prompts`` are in the languages of the user. Raises ``Cancelled``, and ``PersonalPeftError`` if
+    the model failed.
     """
     services, bare = side.services, Stack(side.stack.base)
     general = load_general_prompts(find_languages(prompts, prompt_languages()))
     eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
-    job = make_eval_job(services.router, user, "", bare, side.stack, eval_set, {})
-    result = evaluate(services, {user: job}, cancelled=cancelled)[user]
+    job = make_eval_job(services.router, side.user, "", bare, side.stack, eval_set, {})
+    result = evaluate(services, {side.user: job}, cancelled=side.cancelled)[side.user]
     if isinstance(result, PersonalPeftError):
         raise result
     return result[0]
@@ -299,48 +329,3 @@ def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Questi
         text = text[: min(len(text) - 1, len(text) * (MAX_LENGTH - 1) // longest)]
         ended = False
     return Question(layer, replace(lesson, chosen=text, ended=ended))
-
-
-class _Respondent:
-    """A side that is asked questions, with the layer of each question attached."""
-
-    def __init__(
-        self, side: Side, user: str, questions: Sequence[Question], cancelled: Callable[[], bool]
-    ) -> None:
-        self._engine, self._bare = side.services.learning_engine, Stack(side.stack.base)
-        self._user, self._questions, self._cancelled = user, questions, cancelled
-        prompts = [question.lesson.messages[-1].content for question in questions]
-        # Which layers are attached to a prompt does not depend on the layer that asks.
-        effective = effective_stack(side.services.router, user, "", side.stack, prompts, {})
-        self._stacks = {
-            each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
-            for each in questions
-        }
-
-    def score(self, *, bare: bool = False) -> tuple[list[float], int]:
-        """Return the log-prob per byte of each question's text, and the tokens of all texts."""
-        self._check_not_cancelled()
-        scorer = ThrottledScorer(self._engine, not_cancelled, self._cancelled)
-        lessons = [question.lesson for question in self._questions]
-        stacks = dict.fromkeys(self._stacks, self._bare) if bare else self._stacks
-        scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
-        totals = {key: score.logp * len(score.token_logprobs) for key, score in scores.items()}
-        values = [totals[each.lesson.key] / each.size for each in self._questions]
-        return values, sum(len(score.token_logprobs) for score in scores.values())
-
-    def answer(self) -> list[str]:
-        """Return the generated answers to the first questions."""
-        lessons = [question.lesson for question in self._questions[:MAX_EXAMPLES]]
-        requests = [
-            Request(
-                self._user, each.messages, self._stacks[each.key], EXAMPLE_SAMPLING, background=True
-            )
-            for each in lessons
-        ]
-        texts = self._engine.complete(requests, cancelled=self._cancelled)
-        self._check_not_cancelled()
-        return texts
-
-    def _check_not_cancelled(self) -> None:
-        if self._cancelled():
-            raise cancelled_error("before the verdict")
