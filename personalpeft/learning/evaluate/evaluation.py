@@ -160,7 +160,7 @@ def _measure(
 
     ``replies`` are those to ``EvalJob.requests``, and ``of_base`` the probes with the base's own.
     """
-    eval_set, history, rated = job.eval_set, job.eval_set.history, job.eval_set.rated
+    eval_set, rated = job.eval_set, job.eval_set.rated
     probes_before, before, probes_after, after, sampled, rated_before, rated_after = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
@@ -182,9 +182,7 @@ def _measure(
         thumbs=compare_replies(rated.liked, rated.disliked, rated_before, rated_after)
         if rated_after
         else ThumbsResults(),
-        prior_e_value=history.prior_e_value,
-        spent_items=history.spent_items,
-        decided_items=history.decided_items,
+        history=eval_set.history,
     )
     examples = tuple(
         Example(lesson.messages[-1].content, *texts)

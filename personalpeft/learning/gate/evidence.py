@@ -198,78 +198,6 @@ class Leakage:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything that was measured of a candidate."""
-
-    undecided: tuple[EvalItem, ...]  # held out in the layer, and not among ``decided_items``
-    retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
-    decided: tuple[EvalItem, ...]  # held out in the layer, and among them
-    probes: ProbeResults
-    kl: float  # mean KL from the base on the probes, in nats a token
-    prior_e_value: float = 1.0  # of the candidate's history
-    spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
-    decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
-    text_quality: TextQuality = TextQuality()
-    generation: GenerationResults = GenerationResults()
-    thumbs: ThumbsResults = ThumbsResults()
-    leakage: Leakage = Leakage()
-    tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
-
-    @property
-    def e_value(self) -> float:
-        """The e-value of the layer, with this candidate. No item counts twice.
-
-        All items of a learn are scored under one candidate, so they improve or regress together.
-        The mean of their factors has a mean of 1 or less however they depend on one another. Their
-        product has not.
-        """
-        factors = [
-            IMPROVED_FACTOR if item.improved else REGRESSED_FACTOR if item.regressed else 1.0
-            for item in self._unspent()
-        ]
-        return self.prior_e_value * (sum(factors) / len(factors) if factors else 1.0)
-
-    @property
-    def measured(self) -> bool:
-        """Whether every figure is finite. Nothing else can be accepted by name."""
-        items = (*self.undecided, *self.retention)
-        return math.isfinite(self.kl) and all(
-            math.isfinite(item.before) and math.isfinite(item.after) for item in items
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the scores of a revision. Later candidates read them: the keys are stored."""
-        items = {item.signal: item.as_json() for item in (*self.retention, *self.undecided)}
-        newly_decided = {item.signal for item in self.undecided if item.improved or item.regressed}
-        figures = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.undecided)}
-        return {
-            **figures,
-            "retention": _summarize(self.retention, is_retention=True),
-            "probes": {
-                **asdict(self.probes),
-                "base_right": self.probes.base_right,
-                "kl": _round(self.kl),
-            },
-            # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
-            "e_value": float(f"{self.e_value:.6g}"),
-            "spent_items": sorted(self.spent_items | newly_decided),
-            "decided_items": sorted(self.decided_items | newly_decided),
-            "text_quality": asdict(self.text_quality),
-            "generated": asdict(self.generation),
-            "thumbs": asdict(self.thumbs),
-            "leakage": asdict(self.leakage),
-            # Revisions that were judged by the same version can be compared by their figures.
-            "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
-            "items": items,
-        }
-
-    def _unspent(self) -> list[EvalItem]:
-        # A lesson has another key where its text was scrubbed since, and counts once all the same.
-        spent = {key.partition("/")[0] for key in self.spent_items}
-        return [item for item in self.undecided if item.signal.partition("/")[0] not in spent]
-
-
-@dataclass(frozen=True, slots=True)
 class EvalHistory:
     """What a candidate inherits from earlier revisions: their evidence, and scores to keep.
 
@@ -286,7 +214,9 @@ class EvalHistory:
       starts with 1.
 
     Attributes:
-        prior_e_value, spent_items, decided_items: As in ``Evidence``.
+        prior_e_value: The e-value of the layer before this candidate.
+        spent_items: The items that ``prior_e_value`` has counted.
+        decided_items: The items that the live revisions were promoted with.
         base: Log-probs per token of held-out items under the bare base.
         last: The same when the newest live revision was judged.
         best: The highest ever.
@@ -314,6 +244,76 @@ class EvalHistory:
         """
         last = self.last.get(item)
         return None if last is not None and live < last - tie_margin else self.best.get(item)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that was measured of a candidate."""
+
+    undecided: tuple[EvalItem, ...]  # held out in the layer, and not decided by its history
+    retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
+    decided: tuple[EvalItem, ...]  # held out in the layer, and decided by it
+    probes: ProbeResults
+    kl: float  # mean KL from the base on the probes, in nats a token
+    history: EvalHistory = EvalHistory()
+    text_quality: TextQuality = TextQuality()
+    generation: GenerationResults = GenerationResults()
+    thumbs: ThumbsResults = ThumbsResults()
+    leakage: Leakage = Leakage()
+    tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
+
+    @property
+    def e_value(self) -> float:
+        """The e-value of the layer, with this candidate. No item counts twice.
+
+        All items of a learn are scored under one candidate, so they improve or regress together.
+        The mean of their factors has a mean of 1 or less however they depend on one another. Their
+        product has not.
+        """
+        factors = [
+            IMPROVED_FACTOR if item.improved else REGRESSED_FACTOR if item.regressed else 1.0
+            for item in self._unspent()
+        ]
+        return self.history.prior_e_value * (sum(factors) / len(factors) if factors else 1.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether every figure is finite. Nothing else can be accepted by name."""
+        items = (*self.undecided, *self.retention)
+        return math.isfinite(self.kl) and all(
+            math.isfinite(item.before) and math.isfinite(item.after) for item in items
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the scores of a revision. Later candidates read them: the keys are stored."""
+        items = {item.signal: item.as_json() for item in (*self.retention, *self.undecided)}
+        newly_decided = {item.signal for item in self.undecided if item.improved or item.regressed}
+        figures = {"tasks": self.tasks} if self.tasks else {"target": _summarize(self.undecided)}
+        return {
+            **figures,
+            "retention": _summarize(self.retention, is_retention=True),
+            "probes": {
+                **asdict(self.probes),
+                "base_right": self.probes.base_right,
+                "kl": _round(self.kl),
+            },
+            # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
+            "e_value": float(f"{self.e_value:.6g}"),
+            "spent_items": sorted(self.history.spent_items | newly_decided),
+            "decided_items": sorted(self.history.decided_items | newly_decided),
+            "text_quality": asdict(self.text_quality),
+            "generated": asdict(self.generation),
+            "thumbs": asdict(self.thumbs),
+            "leakage": asdict(self.leakage),
+            # Revisions that were judged by the same version can be compared by their figures.
+            "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
+            "items": items,
+        }
+
+    def _unspent(self) -> list[EvalItem]:
+        # A lesson has another key where its text was scrubbed since, and counts once all the same.
+        spent = {key.partition("/")[0] for key in self.history.spent_items}
+        return [item for item in self.undecided if item.signal.partition("/")[0] not in spent]
 
 
 def eval_history(

@@ -54,16 +54,7 @@ NOTHING = EvalHistory()
 
 
 def evidence(undecided: list[EvalItem], history: EvalHistory = NOTHING) -> Evidence:
-    return Evidence(
-        tuple(undecided),
-        (),
-        (),
-        ProbeResults(),
-        0.0,
-        history.prior_e_value,
-        history.spent_items,
-        history.decided_items,
-    )
+    return Evidence(tuple(undecided), (), (), ProbeResults(), 0.0, history)
 
 
 def improved(*signals: str) -> list[EvalItem]:

@@ -75,16 +75,7 @@ class Layer:
             change = self.rng.gauss(shared, self.noise * (1 - self.correlation) ** 0.5)
             item = EvalItem(signal, -3.0, -3.0 + change, -3.0)
             (retention if signal in history.decided_items else undecided).append(item)
-        evidence = Evidence(
-            tuple(undecided),
-            (),
-            (),
-            ProbeResults(),
-            0.0,
-            history.prior_e_value,
-            history.spent_items,
-            history.decided_items,
-        )
+        evidence = Evidence(tuple(undecided), (), (), ProbeResults(), 0.0, history)
         judgement = judge(evidence, MARGINS)
         candidate = replace(
             REVISION,
