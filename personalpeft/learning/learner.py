@@ -42,7 +42,7 @@ from personalpeft.learning.promote import (
 )
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import revalidate
-from personalpeft.learning.rl.practice import RESUME_HINT, plan_practice
+from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,

@@ -45,7 +45,7 @@ from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.practice import (
+from personalpeft.learning.rl.loop import (
     PracticePlan,
     RLLoop,
     allow_regressions,

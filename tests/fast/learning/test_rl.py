@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.learning.rl.practice import rejection_sampling
+from personalpeft.learning.rl.loop import rejection_sampling
 from personalpeft.learning.rl.rollouts import (
     MIN_SPREAD,
     PolicyGradientLoss,
