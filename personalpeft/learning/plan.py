@@ -42,7 +42,7 @@ _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one build is made of. ``rl.practice.PracticePlan`` is the plan of a practice.
+    """What one build is made of. ``rl.loop.PracticePlan`` is the plan of a practice.
 
     - ``recipe``: how the layer is trained.
     - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.
@@ -337,7 +337,7 @@ def build_plan(
     )
     held_out |= set(new_holdout)
     rejected = tuple(each for each in disliked if each.signal not in held_out)
-    rated = rated_replies(assignments, layer, held_out) if rejected else ()
+    rated = _rated_replies(assignments, layer, held_out) if rejected else ()
     judging = held_out - _signals(rated)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
@@ -406,7 +406,7 @@ def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
     return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
 
 
-def rated_replies(
+def _rated_replies(
     assignments: Iterable[Assignment], layer: str, signals: Set[str]
 ) -> tuple[Lesson, ...]:
     """Return a layer's rated replies among some signals, oldest first."""

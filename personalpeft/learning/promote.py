@@ -207,7 +207,6 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
         outcome=LearnOutcome.FAILED,
         reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
         at=services.clock.now(),
-        seconds=0.0,
         error=get_error_type(error).__name__,
     )
 
@@ -244,7 +243,6 @@ def record_unusable(
         outcome=LearnOutcome.NOTHING_TO_LEARN,
         reasons=(text_reason(nothing.message),),
         at=services.clock.now(),
-        seconds=0.0,
         sources=sources,
     )
     return record(services, report)

@@ -88,7 +88,7 @@ class LearnReport(HasJson):
     outcome: LearnOutcome
     reasons: Reasons
     at: datetime
-    seconds: float
+    seconds: float = 0.0
     revision: str | None = None
     previous_head: str | None = None
     probation: bool = False

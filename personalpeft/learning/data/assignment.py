@@ -247,14 +247,13 @@ def _assign_one(
     if not signal.is_trainable:
         return _unused(signal, ReasonCode.NOT_USER_ACT)
     if signal.kind is SignalKind.DEMONSTRATION:
-        skill = signal.payload.get("skill")
         payload = signal.payload
         before = map(Message.from_list, payload.get("before", ()))
         messages = (*before, Message("user", payload["prompt"]))
         group = payload.get("group")
         lesson = Lesson(signal.id, signal.kind, messages, payload["answer"], group=group)
-        layer = f"skill.{skill}" if skill else "style"
-        return Assignment(signal, Placement.LAYER, Reason(ReasonCode.DEMONSTRATION), layer, lesson)
+        why = Reason(ReasonCode.DEMONSTRATION)
+        return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
     if signal.turn is None:
         return _unused(signal, ReasonCode.NO_TURN)
     best = strongest[signal.turn]
@@ -266,6 +265,17 @@ def _assign_one(
     if is_rating and any(reveals(outdated[each], turn) for each in turn.used if each in outdated):
         return _unused(signal, ReasonCode.FACT_OUTDATED)
     return _assign_from_turn(signal, turn, forbids_reply=reply_shows(turn, turn_of, forbidden))
+
+
+def layer_of(signal: Signal) -> str:
+    """Return the layer that may learn from a signal, or "" for none."""
+    if signal.kind is SignalKind.COMMENT:
+        return ""
+    if signal.kind is SignalKind.FACT:
+        return "memory"
+    skill = signal.payload.get("skill")
+    compared = str(signal.payload.get("layer", ""))
+    return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
 def reply_shows(turn: Turn, turn_of: Callable[[str], Turn], items: Set[str]) -> bool:
@@ -313,10 +323,8 @@ def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Ass
             return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
         return _assign_rating(signal, turn)
     # The layer is known only where revisions of that layer were compared.
-    compared = str(signal.payload.get("layer", ""))
-    if compared == "memory":
+    if signal.payload.get("layer") == "memory":
         return _unused(signal, ReasonCode.MEMORY_COMPARISON)
-    layer = compared if compared.startswith("skill.") else "style"
     if forbids_reply and "revision" in signal.payload:
         # Both answers of a comparison had the same facts in the prompt.
         return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
@@ -333,7 +341,7 @@ def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Ass
         ended=ended,
         rejected_ended=turn.ended,
     )
-    return Assignment(signal, Placement.LAYER, why, layer, lesson)
+    return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
 
 
 def _assign_rating(signal: Signal, turn: Turn) -> Assignment:

@@ -120,11 +120,6 @@ StackSelector: TypeAlias = Callable[[Lesson], Stack]
 """Returns the stack that a lesson is scored with."""
 
 
-def constant_stack(stack: Stack) -> StackSelector:
-    """Return a selector of one stack."""
-    return lambda lesson: stack
-
-
 @dataclass(frozen=True, slots=True)
 class EffectiveStack:
     """A stack as it answers users: a layer with a scope is attached to some prompts only.

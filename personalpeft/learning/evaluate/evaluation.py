@@ -23,7 +23,6 @@ from personalpeft.learning.evaluate.eval_job import (
     Scorer,
     StackSelector,
     ThrottledScorer,
-    constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
     MAX_TRAINED,
@@ -323,7 +322,7 @@ def _measure_leakage(
         return Leakage()
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
     after = score_answers(engine, sample, select, length)
-    before = score_answers(engine, sample, constant_stack(base), length)
+    before = score_answers(engine, sample, lambda _: base, length)
     return measure_leakage([after[key].logp - before[key].logp for key in after], unseen)
 
 
@@ -342,9 +341,7 @@ def _score_items(
     )
     bare = Stack(live.stack.base)
     new = [lesson for lesson in lessons if lesson.key not in history.base]
-    scored = (
-        before if live.stack == bare else score_answers(engine, new, constant_stack(bare), length)
-    )
+    scored = before if live.stack == bare else score_answers(engine, new, lambda _: bare, length)
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(

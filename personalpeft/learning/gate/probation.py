@@ -180,7 +180,6 @@ def _end_probation(
         outcome=result.outcome,
         reasons=(result.reason,),
         at=at,
-        seconds=0.0,
         revision=revision.id,
         previous_head=previous,
     )
