@@ -232,7 +232,7 @@ def append_once(
 def review_probation(services: Services, user: str) -> None:
     """End probations that a new signal decides. Errors are ignored: a learn reviews too."""
     with suppress(PersonalPeftError):
-        review_probation_with_lease(services.store, user, services.clock.now)
+        review_probation_with_lease(services, user)
 
 
 def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str]) -> NotFound:

@@ -35,7 +35,7 @@ from personalpeft.archive import (
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
 from personalpeft.former_names import START, rename_report
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
+from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions

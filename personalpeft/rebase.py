@@ -15,14 +15,7 @@ from typing import Any
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.assignment import load_assignments
-from personalpeft.learning.data.holdout import MAX_HOLDOUT
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.across_bases import (
-    BaseComparison,
-    Side,
-    compare_sides,
-    measure_general,
-)
+from personalpeft.learning.data.lesson import MAX_HOLDOUT, Lesson
 from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
@@ -34,7 +27,7 @@ from personalpeft.learning.gate.gate import (
     Margins,
     find_harm,
 )
-from personalpeft.learning.layers import holdout_of, inspect_layer
+from personalpeft.learning.layers import inspect_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import (
     MoveCause,
@@ -46,7 +39,15 @@ from personalpeft.learning.outcomes import (
     reason,
     render_reasons,
 )
-from personalpeft.learning.rebase_build import RebasedLayer, build_layers, last_stack
+from personalpeft.learning.rebase_build import (
+    BaseComparison,
+    RebasedLayer,
+    Side,
+    build_layers,
+    compare_sides,
+    last_stack,
+    measure_general,
+)
 from personalpeft.learning.report import Example, excerpt
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
@@ -198,12 +199,10 @@ def rebase(
             progress("Comparing", 0.0)
             live = store.catalog.stack(user, live_base) if is_open else Stack(services.base.digest)
             lessons = _held_out(new, user, (live, stack))
-            side = _side(new, stack)
-            comparison = compare_sides(
-                _side(services, live), side, user, lessons, cancelled=cancelled
-            )
+            side = Side(new, user, stack, cancelled)
+            comparison = compare_sides(Side(services, user, live, cancelled), side, lessons)
             prompts = [lesson.messages[-1].content for some in lessons.values() for lesson in some]
-            general = measure_general(side, user, prompts, cancelled=cancelled)
+            general = measure_general(side, prompts)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
             layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
@@ -285,13 +284,9 @@ def _held_out(
     for stack in stacks:
         for entry in stack.entries:
             state = inspect_layer(store, user, entry.layer, stack, assignments)
-            lessons = {each.key: each for each in holdout_of(store, state, entry.layer)}
+            lessons = {each.key: each for each in state.holdout}
             found[entry.layer] = found.get(entry.layer, {}) | lessons
     return {layer: tuple(some.values())[-MAX_HOLDOUT:] for layer, some in found.items()}
-
-
-def _side(services: Services, stack: Stack) -> Side:
-    return Side(services, stack, Learner.from_services(services).margins.tie_margin)
 
 
 def _questions(comparison: BaseComparison | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learn_bundles import learn_bundles
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.evaluate.probes import general_prompts, open_completion_cache
+from personalpeft.learning.data.general_prompts import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport

@@ -546,7 +546,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Feedback, retractions and learns do this too, unless another learn runs. Raises ``Busy``
         while a learn of this user runs.
         """
-        return review_probation_with_lease(self._services.store, self.id, self._services.clock.now)
+        return review_probation_with_lease(self._services, self.id)
 
     def compare(
         self,

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import personalpeft
 from personalpeft.engine.engine import Request
-from personalpeft.learning.evaluate import probes
+from personalpeft.learning.data import general_prompts
 from personalpeft.types import Message, Stack
 
-FILE = Path(probes.__file__).with_name("base_replies.json")
+FILE = Path(general_prompts.__file__).with_name("base_replies.json")
 
 
 def reply(name: str) -> tuple[str, dict[str, str]]:
     """Return the digest of a base, and its replies on this machine by prompt."""
-    prompts = probes.general_prompts()
+    prompts = general_prompts.general_prompts()
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, name, "torch") as runtime:
         engine = runtime.engine()
         base = engine.backend.base.digest
         messages = ((Message("user", prompt),) for prompt in prompts)
         texts = engine.complete(
             [
-                Request("", each, Stack(base), probes.BASE_SAMPLING, background=True)
+                Request("", each, Stack(base), general_prompts.BASE_SAMPLING, background=True)
                 for each in messages
             ]
         )
@@ -38,7 +38,7 @@ def reply(name: str) -> tuple[str, dict[str, str]]:
 
 def main(names: Sequence[str]) -> None:
     """Write the replies of some bases, by name."""
-    replies = {**probes.load_base_replies(), **dict(map(reply, names))}
+    replies = {**general_prompts.load_base_replies(), **dict(map(reply, names))}
     FILE.write_text(json.dumps(replies, indent=0, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from personalpeft.adapters.compose import in_half
 from personalpeft.adapters.formats.packed import pack
@@ -20,10 +19,11 @@ from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.learning.data.assignment import lessons_for, scrub_assignments
-from personalpeft.learning.data.holdout import MAX_HOLDOUT
-from personalpeft.learning.layers import LayerState, held_out_signals, holdout_beside, replace_layer
+from personalpeft.learning.data.lesson import MAX_HOLDOUT
+from personalpeft.learning.layers import LayerState, held_out_signals, replace_layer
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import Plan
+from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
@@ -62,26 +62,8 @@ class Candidate:
         """The live stack with the candidate in place."""
         return replace_layer(self.plan.live, self.entry)
 
-    def to_revision(
-        self,
-        verdict: Verdict,
-        reason: str,
-        scores: Mapping[str, Any],
-        *,
-        at: datetime,
-        seconds: float,
-        probation: bool = False,
-    ) -> Revision:
-        """Return the revision to record, with its judgement.
-
-        Args:
-            verdict: The gate's verdict.
-            reason: Why, in words.
-            scores: What was measured.
-            at: When it was judged.
-            seconds: How long the build took.
-            probation: Whether it goes live on thin evidence.
-        """
+    def to_revision(self, report: LearnReport) -> Revision:
+        """Return the revision to record, with the judgement and scores of its report."""
         plan = self.plan
         return Revision(
             id=self.entry.revision,
@@ -94,12 +76,12 @@ class Candidate:
             recipe=plan.stored_recipe,
             inputs=plan.inputs_digest,
             signals=plan.signal_roles,
-            scores=scores,
-            verdict=verdict,
-            reason=reason,
-            probation=probation,
-            at=at,
-            seconds=seconds,
+            scores=report.scores,
+            verdict=Verdict(report.outcome),
+            reason=report.reason,
+            probation=report.probation,
+            at=report.at,
+            seconds=report.seconds,
         )
 
 
@@ -132,7 +114,9 @@ def store_candidate(
     blob = pack(build_adapter(plan, weights))
     digest = services.store.blobs.put(plan.user, blob)
     scores = {ENVIRONMENT: describe_environment(services.learning_engine.backend)}
-    return Candidate(plan, layer_entry(services.store, plan.user, plan.layer, digest), blob, scores)
+    return Candidate(
+        plan, _layer_entry(services.store, plan.user, plan.layer, digest), blob, scores
+    )
 
 
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:
@@ -140,21 +124,14 @@ def find_candidate(store: Store, plan: Plan) -> Candidate | None:
     digest, blobs = plan.inputs_digest, store.blobs
     for known in store.catalog.revisions(plan.user):
         if known.inputs == digest and blobs.is_intact(blobs.expected_path(known.digest)):
-            entry = layer_entry(store, plan.user, plan.layer, known.digest)
+            entry = _layer_entry(store, plan.user, plan.layer, known.digest)
             scores = {ENVIRONMENT: recorded_environment(known.scores)}
             return Candidate(plan, entry, blobs.read(known.digest), scores)
     return None
 
 
-def layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
-    """Return the stack entry of a file, with the weight that its layer has.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        digest: SHA-256 of the packed file.
-    """
+def _layer_entry(store: Store, user: str, layer: str, digest: str) -> StackEntry:
+    """Return the stack entry of a file, with the weight that its layer has."""
     weights = {each.name: each.weight for each in store.catalog.layers(user)}
     return StackEntry(layer, f"{layer}@{digest[:12]}", digest, weights.get(layer, 1.0))
 
@@ -250,11 +227,6 @@ class ProposalPlan(Plan):
         """No signal: nothing was trained on, and later learns hold out lessons of their own."""
         return {}
 
-    @property
-    def move_cause(self) -> MoveCause:
-        """Why the head moves, where it does."""
-        return MoveCause.IMPORT
-
 
 def propose(
     services: Services, state: LayerState, recipe: TrainingConfig, adapter: Adapter, began: float
@@ -292,7 +264,7 @@ def propose(
         parent=None,
         began=began,
         holdout=tuple(unseen),
-        other_holdout=holdout_beside(store, state),
+        other_holdout=state.holdout_beside,
         new_holdout=tuple(lesson.signal for lesson in unseen if lesson.signal not in held_out),
         # Other lessons of the layer play no part.
         assignments=tuple(
@@ -301,8 +273,9 @@ def propose(
         embedder=services.memory.embedder.name,
         digest=digest,
         made_by=adapter.manifest.stored_recipe,
+        move_cause=MoveCause.IMPORT,
     )
-    return Candidate(plan, layer_entry(store, user, layer, digest), blob)
+    return Candidate(plan, _layer_entry(store, user, layer, digest), blob)
 
 
 def describe_environment(backend: Backend) -> dict[str, str]:

@@ -23,6 +23,7 @@ from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import LAYER_NAME
 from personalpeft.learning.candidate import copied_from, imported_inputs
+from personalpeft.learning.data.assignment import layer_of
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
@@ -119,7 +120,7 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
         taught = {
             signal.id
             for signal in store.ledger.signals(user, current=False)
-            if _layer_of(signal) == item
+            if layer_of(signal) == item
         }
         known = [layer.name for layer in store.catalog.layers(user)]
         if item not in known and not taught:
@@ -272,7 +273,7 @@ class _ErasurePlanner:
         )
 
     def _concerns(self, signal: Signal, revision: Revision) -> bool:
-        layer = _layer_of(signal)
+        layer = layer_of(signal)
         if layer == revision.layer:
             return True
         if revision.layer != "memory":
@@ -349,17 +350,6 @@ def _without(messages: tuple[Message, ...], exchanges: Sequence[_Exchange]) -> t
             kept.append(messages[index])
             index += 1
     return tuple(kept)
-
-
-def _layer_of(signal: Signal) -> str:
-    """Return the layer that may learn from a signal, or "" for none."""
-    if signal.kind is SignalKind.COMMENT:
-        return ""
-    if signal.kind is SignalKind.FACT:
-        return "memory"
-    skill = signal.payload.get("skill")
-    compared = str(signal.payload.get("layer", ""))
-    return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
 def texts_of(signal: Signal) -> list[str]:

@@ -118,6 +118,7 @@ class LayerState:
       is valid on that stack.
     """
 
+    store: Store
     user: str
     layer: str
     live: Stack
@@ -137,6 +138,46 @@ class LayerState:
     def is_due(self) -> bool:
         """Whether the head is stale and nothing was built in its place yet."""
         return self.is_stale and self.outcome is None
+
+    @property
+    def holdout(self) -> tuple[Lesson, ...]:
+        """The held-out lessons of the layer, and the test questions of facts that its head learned.
+
+        They are scrubbed as the head's lessons were.
+        """
+        return self._holdout_of(self.layer)
+
+    @property
+    def holdout_beside(self) -> tuple[Lesson, ...]:
+        """The same of all other layers of the live stack."""
+        others = [entry.layer for entry in self.live.entries if entry.layer != self.layer]
+        return tuple(lesson for layer in others for lesson in self._holdout_of(layer))
+
+    def _holdout_of(self, layer: str) -> tuple[Lesson, ...]:
+        head = _live_revision(self.store, self.user, layer, self.live)
+        held_out = set(self.store.catalog.holdout(self.user, layer))
+        learned = trained_on(self.store, head)
+        countries = head.recipe.get("scrub", ()) if head else ()
+        return tuple(
+            lesson
+            for lesson in lessons_for(scrub_assignments(self.assignments, layer, countries), layer)
+            if lesson.signal in held_out or (lesson.is_test and lesson.signal in learned)
+        )
+
+    @property
+    def repeated_signals(self) -> frozenset[str]:
+        """The signals that teach only what the head was trained on as other signals."""
+        learned = trained_on(self.store, self.head)
+        if not learned:
+            return frozenset()
+        contents = {
+            each
+            for signal in self.store.ledger.signals(self.user, current=False)
+            if signal.id in learned
+            for each in _contents(signal)
+        }
+        signals = (each.signal for each in self.assignments)
+        return frozenset(each.id for each in signals if _contents(each) <= contents) - learned
 
 
 def inspect_layer(
@@ -159,7 +200,9 @@ def inspect_layer(
         if outdated or is_changed:
             outcome = _find_outcome(store, head, below, assignments)
     is_changed = is_changed and outcome is None
-    return LayerState(user, layer, live, below, assignments, head, outdated, is_changed, outcome)
+    return LayerState(
+        store, user, layer, live, below, assignments, head, outdated, is_changed, outcome
+    )
 
 
 def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
@@ -255,41 +298,6 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     }
 
 
-def find_repeated_signals(
-    store: Store, head: Revision | None, assignments: Sequence[Assignment]
-) -> frozenset[str]:
-    """Return the signals that teach only what a revision was trained on as other signals."""
-    learned = trained_on(store, head)
-    if head is None or not learned:
-        return frozenset()
-    contents = {
-        each
-        for signal in store.ledger.signals(head.user, current=False)
-        if signal.id in learned
-        for each in _contents(signal)
-    }
-    signals = (each.signal for each in assignments)
-    return frozenset(each.id for each in signals if _contents(each) <= contents) - learned
-
-
-def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
-    """Return whether a revision or an ancestor above ``root`` was practiced.
-
-    No build from lessons brings practice back.
-
-    Args:
-        store: The open home.
-        revision: Where to begin.
-        root: The ancestor to stop at; None goes back to the first.
-    """
-    for each in ancestors(store, revision):
-        if root is not None and each.id == root.id:
-            return False
-        if "practice" in each.recipe:
-            return True
-    return False
-
-
 def root_revision(store: Store, head: Revision) -> Revision | None:
     """Return the oldest ancestor where it has no signals: it was imported, or practiced.
 
@@ -297,33 +305,6 @@ def root_revision(store: Store, head: Revision) -> Revision | None:
     """
     *_, root = ancestors(store, head)
     return None if root.signals else root
-
-
-def holdout_of(store: Store, state: LayerState, layer: str) -> tuple[Lesson, ...]:
-    """Return a layer's held-out lessons, and the test questions of facts that its head learned.
-
-    They are scrubbed as the head's lessons were.
-
-    Args:
-        store: The open home.
-        state: Of any layer of the user.
-        layer: The layer.
-    """
-    held_out = set(store.catalog.holdout(state.user, layer))
-    head = _live_revision(store, state.user, layer, state.live)
-    learned = trained_on(store, head)
-    countries = head.recipe.get("scrub", ()) if head else ()
-    return tuple(
-        lesson
-        for lesson in lessons_for(scrub_assignments(state.assignments, layer, countries), layer)
-        if lesson.signal in held_out or (lesson.is_test and lesson.signal in learned)
-    )
-
-
-def holdout_beside(store: Store, state: LayerState) -> tuple[Lesson, ...]:
-    """Return ``holdout_of`` all other layers of the live stack."""
-    others = [entry.layer for entry in state.live.entries if entry.layer != state.layer]
-    return tuple(lesson for layer in others for lesson in holdout_of(store, state, layer))
 
 
 def held_out_signals(

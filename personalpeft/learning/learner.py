@@ -20,12 +20,14 @@ from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
+    VALID_ON,
     LayerState,
     inspect_live_layer,
     known_layers,
     layer_order,
     root_revision,
     trained_on,
+    valid_stacks,
 )
 from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
@@ -33,17 +35,14 @@ from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.promote import (
     failed_report,
-    mark_valid,
     record,
     record_judgement,
     record_unusable,
     report_of,
-    report_of_head,
 )
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import revalidate
-from personalpeft.learning.rl.loop import RESUME_HINT
-from personalpeft.learning.rl.plan import plan_practice
+from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,
@@ -152,7 +151,7 @@ class Learner:
         services = self.services
         pipeline = TrainingPipeline(services, self.margins, options, services.clock.timer())
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
-            review_probation(services.store, user, services.clock.now)
+            review_probation(services, user)
             result = build(pipeline, inspect_live_layer(services, user, layer))
         if isinstance(result, Exception):
             raise result
@@ -227,7 +226,7 @@ class _UserLearn:
         """Take the user's lease, and find the layers. Raises ``Busy``."""
         self._lease.enter_context(self._store.leases.acquire(learn_lease(self._user)))
         if not self._options.dry_run:
-            review_probation(self._store, self._user, self._services.clock.now)
+            review_probation(self._services, self._user)
         self._waiting.extend(self._list_layers())
 
     def next_plan(self) -> Plan | None:
@@ -361,8 +360,7 @@ class _UserLearn:
         is_dry_run = self._options.dry_run
         why = reason(ReasonCode.ALL_RETRACTED, live=live or "the base")
         outcome = LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED
-        report = report_of_head(self._services, head, self._began, outcome, why)
-        report = replace(report, previous_head=live, probation=False)
+        report = replace(self._report_head(head, outcome, why), previous_head=live, probation=False)
         if is_dry_run:
             return report
         if self._options.cancelled():
@@ -380,7 +378,7 @@ class _UserLearn:
             return None
         if self._options.dry_run:
             why = Reason(ReasonCode.WOULD_REVALIDATE)
-            return report_of_head(self._services, head, self._began, LearnOutcome.DRY_RUN, why)
+            return self._report_head(head, LearnOutcome.DRY_RUN, why)
         reasons: tuple[Reason, ...] = (Reason(ReasonCode.NO_HOLDOUT),)
         with suppress(NothingToLearn):
             if trained_on(self._store, head):
@@ -389,7 +387,26 @@ class _UserLearn:
                 if not is_valid and "practice" not in head.recipe:
                     return replace(plan, rebuild_reason=why)
                 reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))
-        return mark_valid(self._services, head, below, self._began, *reasons)
+        # Stored in its scores, so that it is not judged again on the same stack.
+        stacks = [*valid_stacks(head), below.digest]
+        valid = replace(head, scores={**head.scores, VALID_ON: stacks})
+        report = self._report_head(head, LearnOutcome.UNCHANGED, *reasons)
+        return record_judgement(self._store, valid, report, MoveCause.REVALIDATED)
+
+    def _report_head(self, head: Revision, outcome: LearnOutcome, *reasons: Reason) -> LearnReport:
+        """Return the report of a head that was judged again, and stays. It is not recorded yet."""
+        clock = self._services.clock
+        return LearnReport(
+            user=head.user,
+            layer=head.layer,
+            outcome=outcome,
+            reasons=reasons,
+            at=clock.now(),
+            seconds=round(clock.timer() - self._began, 3),
+            revision=head.id,
+            previous_head=head.id,
+            probation=head.probation,
+        )
 
 
 def _built_before(outcome: LearnReport) -> NothingToLearn:

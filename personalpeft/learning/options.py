@@ -20,6 +20,8 @@ Condition: TypeAlias = Callable[[], bool]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MAX_YIELD_SECONDS = 5.0
+"""The longest wait for users who chat before a step or a score: they may never stop."""
 _PAUSE_POLL_SECONDS = 0.05
 
 

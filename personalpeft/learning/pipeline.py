@@ -14,41 +14,47 @@ transaction. Before that nothing of it is.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
-from personalpeft.learning.data.capacity import estimate_session_mb
-from personalpeft.learning.evaluate.answers import evaluate_replies, tasks_of_lessons
+from personalpeft.learning.data.lesson import estimate_session_mb
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
     EvalJob,
+    EvalResult,
     EvalSet,
     RatedReplies,
+    evaluate_replies,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate
-from personalpeft.learning.gate.evidence import Evidence, read_history
+from personalpeft.learning.evaluate.evaluation import evaluate
+from personalpeft.learning.gate.evidence import Evidence, eval_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import LearnOptions, cancelled_error
+from personalpeft.learning.options import MAX_YIELD_SECONDS, LearnOptions
 from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.loop import RLLoop, map_practice_errors
-from personalpeft.learning.rl.plan import PracticePlan, allow_regressions
-from personalpeft.learning.status import set_training_status
-from personalpeft.learning.train.checkpoint import CheckpointStore
-from personalpeft.learning.train.loop import LoopControl, TrainResult
-from personalpeft.learning.train.train_plans import open_session, train_plans, yield_to_serving
+from personalpeft.learning.rl.loop import (
+    PracticePlan,
+    RLLoop,
+    allow_regressions,
+    map_practice_errors,
+)
+from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
+from personalpeft.learning.train.train_plans import open_session, train_plans
 from personalpeft.services import Services
+from personalpeft.store.locks import learn_lease
 
 _log = logging.getLogger(__name__)
 
@@ -147,17 +153,14 @@ class TrainingPipeline:
         plans = {user: plan for user, plan in plans.items() if user not in candidates}
         if not plans:
             return candidates
-        store = self.services.store
-        for user, plan in plans.items():
-            set_training_status(store, user, plan.layer, "Reading")
+        for plan in plans.values():
+            self._set_status(plan, "Reading", 0, 0)
         self._show("Reading", len(plans), 0.0)
         trained = train_plans(
             self.services,
             plans,
             self._control(lambda done: self._show("Learning", len(plans), done)),
-            show_step=lambda plan, step, steps: set_training_status(
-                store, plan.user, plan.layer, "Learning", step, steps
-            ),
+            show_step=lambda plan, step, steps: self._set_status(plan, "Learning", step, steps),
         )
         return candidates | _each_user(
             lambda user, result: self._finish_training(plans[user], result), trained, results
@@ -183,7 +186,7 @@ class TrainingPipeline:
 
         def show(done: float) -> None:
             step = round(done * rounds)
-            set_training_status(store, plan.user, plan.layer, "Practicing", step, rounds)
+            self._set_status(plan, "Practicing", step, rounds)
             elapsed, seconds = self.services.clock.timer() - self.started, self.options.seconds
             spent = elapsed / seconds if seconds is not None else 0.0
             self._show("Practicing", 1, min(1.0, max(done, spent)))
@@ -223,20 +226,12 @@ class TrainingPipeline:
         if not candidates:
             return {}
         services, options = self.services, self.options
-        for user, candidate in candidates.items():
-            plan = candidate.plan
-            set_training_status(
-                services.store, user, plan.layer, "Judging", plan.progress, plan.progress
-            )
+        for candidate in candidates.values():
+            progress = candidate.plan.progress
+            self._set_status(candidate.plan, "Judging", progress, progress)
         self._show("Judging", len(candidates), 0.0)
         jobs = _each_user(lambda _, each: self._make_eval_job(each), candidates, results)
-        evaluated = evaluate(
-            services.learning_engine,
-            services.completions,
-            jobs,
-            cancelled=options.cancelled,
-            paused=options.paused,
-        )
+        evaluated = evaluate(services, jobs, cancelled=options.cancelled, paused=options.paused)
 
         def add_verified(user: str, result: EvalResult) -> EvalResult:
             plan, stack = candidates[user].plan, candidates[user].stack
@@ -248,7 +243,7 @@ class TrainingPipeline:
                 )
             if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
-            tasks = tasks_of_lessons(engine, jobs[user])
+            tasks = jobs[user].tasks(engine.backend)
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
 
         measured = _each_user(add_verified, evaluated, results)
@@ -257,24 +252,19 @@ class TrainingPipeline:
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
         plan, store = candidate.plan, self.services.store
-        history = read_history(store, plan.user, plan.layer, plan.live)
-        decided = {key.partition("/")[0] for key in history.decided_items}
-        general = plan.general_prompts
-        base_completions = self.services.completions.complete_with_base(
-            plan.user,
-            plan.live.base,
-            [probe.question for probe in general.probes],
-            cancelled=self.options.cancelled,
+        revisions = {each.id: each for each in store.catalog.revisions(plan.user)}
+        history = eval_history(
+            [revisions[entry.revision] for entry in plan.live.entries],
+            plan.layer,
+            [each for each in revisions.values() if each.base == plan.live.base],
         )
-        if self.options.cancelled():
-            raise cancelled_error("before the verdict")
+        decided = {key.partition("/")[0] for key in history.decided_items}
         trained = (*plan.replay, *plan.new_examples)
         eval_set = EvalSet(
             undecided=plan.undecided(decided),
             retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
             other_layers=plan.other_holdout,
-            base_completions=base_completions,
-            general=general,
+            general=plan.general_prompts,
             max_length=plan.recipe.max_length,
             tie_margin=self.margins.tie_margin,
             # Where a verifier judges answers, their likelihood as text says nothing.
@@ -336,12 +326,17 @@ class TrainingPipeline:
             examples=examples,
             scores={**evidence.as_json(), **plan.figures, **candidate.scores},
         )
-        return promote_candidate(self.services, candidate, judgement, report)
+        return promote_candidate(self.services, candidate, report)
 
     # progress
 
     def _show(self, stage: str, users: int, done: float) -> None:
         self.options.progress(f"{stage} for {users}" if users > 1 else stage, done)
+
+    def _set_status(self, plan: Plan, stage: str, step: int, steps: int) -> None:
+        """Show the progress to other processes, which read it by ``status.training_status``."""
+        status = json.dumps([plan.layer, stage, step, steps])
+        self.services.store.leases.set_status(learn_lease(plan.user), status)
 
     def _control(self, progress: Callable[[float], None]) -> LoopControl:
         timer, seconds = self.services.clock.timer, self.options.seconds
@@ -350,7 +345,9 @@ class TrainingPipeline:
             cancelled=self.options.cancelled,
             paused=self.options.paused,
             out_of_time=lambda: seconds is not None and timer() - self.started > seconds,
-            yield_to_serving=lambda: yield_to_serving(self.services),
+            yield_to_serving=partial(
+                self.services.learning_engine.yield_to_foreground, MAX_YIELD_SECONDS
+            ),
             max_steps=self.options.steps,
         )
 

@@ -8,7 +8,7 @@ revision's bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
@@ -19,24 +19,15 @@ from personalpeft.learning.data.assignment import (
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.capacity import LayerCapacity, find_too_long, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.holdout import select_holdout
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
-from personalpeft.learning.evaluate.probes import (
+from personalpeft.learning.data.general_prompts import (
     GeneralPrompts,
     load_general_prompts,
     prompt_languages,
 )
-from personalpeft.learning.layers import (
-    LayerState,
-    find_repeated_signals,
-    held_out_signals,
-    holdout_beside,
-    root_revision,
-    trained_on,
-)
+from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
+from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
+from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.memory.languages import find_languages
@@ -51,7 +42,7 @@ _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one build is made of. ``rl.plan.PracticePlan`` is the plan of a practice.
+    """What one build is made of. ``rl.loop.PracticePlan`` is the plan of a practice.
 
     - ``recipe``: how the layer is trained.
     - ``live``: the user's stack; ``below`` is the part of it that the layer is built on.
@@ -74,6 +65,7 @@ class Plan:
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
     - ``maps_weights``: whether the base's weights are read as its file stores them.
+    - ``move_cause``: why the head moves where the gate promotes the build.
     """
 
     user: str
@@ -95,12 +87,13 @@ class Plan:
     embedder: str = ""
     excluded: frozenset[str] = frozenset()
     too_long: frozenset[str] = frozenset()
-    capacity: LayerCapacity | None = None
+    capacity: Mapping[str, int] = field(default_factory=dict)
     rebuild_reason: Reason | None = None
     outdated: frozenset[str] = frozenset()
     overrides: Json = field(default_factory=dict)
     answer_verifier: CheckedVerifier | None = None
     maps_weights: bool = False
+    move_cause: MoveCause = MoveCause.LEARN
 
     @property
     def has_enough(self) -> bool:
@@ -205,11 +198,6 @@ class Plan:
         """What the training itself adds to the scores of a revision."""
         return {}
 
-    @property
-    def move_cause(self) -> MoveCause:
-        """Why the head moves where the gate promotes the build."""
-        return MoveCause.LEARN
-
     def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""
         return tuple(each for each in self.holdout if each.signal not in decided)
@@ -304,7 +292,7 @@ def build_plan(
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
-    beside = holdout_beside(store, state)
+    beside = state.holdout_beside
     known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
     too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
     disliked = tuple(each for each in disliked if each.signal not in too_long)
@@ -336,7 +324,7 @@ def build_plan(
         [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
     # What was trained on never judges, also where it was given again.
-    repeated = find_repeated_signals(store, state.head, assignments)
+    repeated = state.repeated_signals
     new_without_facts = [lesson for lesson in new_without_facts if lesson.signal not in repeated]
     # The only new lesson may be held out where the head stays; the next learn trains on another.
     may_wait = parent is not None and parent is state.head and start != "scratch" and not force
@@ -349,7 +337,7 @@ def build_plan(
     )
     held_out |= set(new_holdout)
     rejected = tuple(each for each in disliked if each.signal not in held_out)
-    rated = rated_replies(assignments, layer, held_out) if rejected else ()
+    rated = _rated_replies(assignments, layer, held_out) if rejected else ()
     judging = held_out - _signals(rated)
     training = [
         add_teacher(services, user, lesson, recipe.scrub)
@@ -418,7 +406,7 @@ def liked(lessons: Iterable[Lesson]) -> tuple[Lesson, ...]:
     return tuple(each for each in lessons if each.kind is SignalKind.RATING and each.chosen)
 
 
-def rated_replies(
+def _rated_replies(
     assignments: Iterable[Assignment], layer: str, signals: Set[str]
 ) -> tuple[Lesson, ...]:
     """Return a layer's rated replies among some signals, oldest first."""

@@ -22,8 +22,7 @@ from personalpeft.errors import (
 )
 from personalpeft.learning.candidate import Candidate
 from personalpeft.learning.data.assignment import load_assignments
-from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.layers import VALID_ON, trained_on, valid_stacks
+from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import (
     DECIDED_USES,
     LearnOutcome,
@@ -39,14 +38,12 @@ from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
 from personalpeft.learning.status import pending
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Stack
+from personalpeft.types import Revision
 
 _log = logging.getLogger(__name__)
 
 
-def promote_candidate(
-    services: Services, candidate: Candidate, judgement: Judgement, report: LearnReport
-) -> LearnReport:
+def promote_candidate(services: Services, candidate: Candidate, report: LearnReport) -> LearnReport:
     """Record a judged candidate with its report, and make it live where it was promoted.
 
     It replaces the head that it was judged against. Where another one is live by now, only that is
@@ -55,26 +52,17 @@ def promote_candidate(
     Args:
         services: The wired parts.
         candidate: The candidate.
-        judgement: The gate's judgement of it.
-        report: Its report, with the scores to record.
+        report: Its report, with the gate's judgement and the scores to record.
 
     Returns:
         The report that was recorded.
     """
     store, plan = services.store, candidate.plan
-    revision = candidate.to_revision(
-        judgement.verdict,
-        judgement.reason,
-        report.scores,
-        at=report.at,
-        seconds=report.seconds,
-        probation=judgement.probation,
-    )
-    cause = MoveCause.ACCEPTED if judgement.accepted else plan.move_cause
+    cause = MoveCause.ACCEPTED if report.accepted else plan.move_cause
     # Pinned until the head has moved, so that the first reply does not load it.
     with services.model.preloaded(candidate.stack) if report.live else nullcontext():
         is_recorded = store.catalog.add_revision(
-            revision,
+            candidate.to_revision(report),
             candidate.blob,
             report.as_json(),
             promote=report.live,
@@ -121,7 +109,6 @@ def report_of(
         reasons: Why.
         more: Further fields of the report.
     """
-    capacity = plan.capacity
     report = LearnReport(
         user=plan.user,
         layer=plan.layer,
@@ -131,14 +118,7 @@ def report_of(
         seconds=round(services.clock.timer() - plan.began, 3),
         previous_head=plan.head,
         removed=plan.removed,
-        capacity={
-            "parameters": capacity.parameters,
-            "tokens": capacity.tokens,
-            "max_tokens": capacity.max_tokens,
-            "recommended_tokens": capacity.recommended_tokens,
-        }
-        if capacity
-        else {},
+        capacity=plan.capacity,
         **more,
     )
     use = SignalUse.PENDING
@@ -156,42 +136,6 @@ def record(services: Services, report: LearnReport) -> LearnReport:
     """Record a report and return it."""
     services.store.catalog.add_report(report.user, report.as_json())
     return report
-
-
-def report_of_head(
-    services: Services, head: Revision, began: float, outcome: LearnOutcome, *reasons: Reason
-) -> LearnReport:
-    """Return the report of a head that was judged again. It is not recorded yet.
-
-    Args:
-        services: The wired parts.
-        head: The live revision, which stays so unless the caller says otherwise.
-        began: When the learn of its layer began, on the timer.
-        outcome: How it ended.
-        reasons: Why.
-    """
-    return LearnReport(
-        user=head.user,
-        layer=head.layer,
-        outcome=outcome,
-        reasons=reasons,
-        at=services.clock.now(),
-        seconds=round(services.clock.timer() - began, 3),
-        revision=head.id,
-        previous_head=head.id,
-        probation=head.probation,
-    )
-
-
-def mark_valid(
-    services: Services, head: Revision, below: Stack, began: float, *reasons: Reason
-) -> LearnReport:
-    """Record that a head is valid on the stack that is below it now. Arguments: ``report_of_head``."""
-    report = report_of_head(services, head, began, LearnOutcome.UNCHANGED, *reasons)
-    # Stored in its scores, so that it is not judged again on the same stack.
-    stacks = [*valid_stacks(head), below.digest]
-    valid = replace(head, scores={**head.scores, VALID_ON: stacks})
-    return record_judgement(services.store, valid, report, MoveCause.REVALIDATED)
 
 
 def record_judgement(
@@ -263,7 +207,6 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
         outcome=LearnOutcome.FAILED,
         reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
         at=services.clock.now(),
-        seconds=0.0,
         error=get_error_type(error).__name__,
     )
 
@@ -300,7 +243,6 @@ def record_unusable(
         outcome=LearnOutcome.NOTHING_TO_LEARN,
         reasons=(text_reason(nothing.message),),
         at=services.clock.now(),
-        seconds=0.0,
         sources=sources,
     )
     return record(services, report)

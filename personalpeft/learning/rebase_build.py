@@ -1,30 +1,52 @@
-"""Build a user's layers on another base, from the ledger.
+"""Build a user's layers on another base, from the ledger, and compare both by the held-out lessons.
 
 Layers that the user had on that base before are continued, so going back trains only what is new.
 Otherwise each is built from scratch, with the recipe of the base's card.
 
 Invariants: no head moves. A revision whose inputs are those of a recorded one is not trained again.
 A training that is interrupted continues from its checkpoint.
+
+Bases have tokens of their own, so log-probs per token cannot be compared. The log-prob of a whole
+text can: it is that of the same characters. It is divided by the bytes of the text, as bits per
+byte are (Gao et al. 2020, arXiv 2101.00027, section 3.1). An end of turn counts as one byte. A long
+text is cut at the same character for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from personalpeft.errors import NothingToLearn
+from personalpeft.backends.base import Backend
+from personalpeft.engine.engine import Request
+from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft.learning.candidate import find_candidate, store_candidate
 from personalpeft.learning.data.assignment import load_assignments
+from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.evaluate.eval_job import (
+    EXAMPLE_SAMPLING,
+    MAX_EXAMPLES,
+    EvalSet,
+    ThrottledScorer,
+    effective_stack,
+    make_eval_job,
+)
+from personalpeft.learning.evaluate.evaluation import evaluate, score_answers
+from personalpeft.learning.gate.evidence import EvalItem, Evidence
 from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.outcomes import MoveCause
+from personalpeft.learning.options import cancelled_error, not_cancelled
+from personalpeft.learning.outcomes import LearnOutcome, MoveCause, text_reason
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
-from personalpeft.learning.train.config import Start
+from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.train.config import MAX_LENGTH, Start
 from personalpeft.learning.train.train_plans import train_alone
+from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Progress, Stack, StackEntry, Verdict
+from personalpeft.types import Progress, Stack, StackEntry
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
@@ -157,16 +179,153 @@ def _find_or_build(
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
-    revision = candidate.to_revision(
-        Verdict.ABSTAINED,
-        UNJUDGED,
-        candidate.scores,
-        at=services.clock.now(),
-        seconds=round(services.clock.timer() - plan.began, 3),
+    unjudged = LearnReport(
+        user,
+        layer,
+        LearnOutcome.ABSTAINED,
+        (text_reason(UNJUDGED),),
+        services.clock.now(),
+        round(services.clock.timer() - plan.began, 3),
+        scores=candidate.scores,
     )
+    revision = candidate.to_revision(unjudged)
     report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
     store.catalog.add_revision(
         revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
     )
     store.delete_checkpoint(user, layer)
     return candidate.entry, True
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A held-out lesson of a layer. Its chosen text is perhaps cut, for both sides alike."""
+
+    layer: str
+    lesson: Lesson
+
+    @property
+    def size(self) -> int:
+        """The bytes of the text, and one for the end of the turn."""
+        return len(self.lesson.chosen.encode()) + self.lesson.ended
+
+
+@dataclass(frozen=True, slots=True)
+class BaseComparison:
+    """The same questions on both sides, in nats per byte; ``examples`` has generated answers."""
+
+    questions: tuple[Question, ...]
+    items: tuple[EvalItem, ...]
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two stacks, with the wired parts of its base. ``cancelled``: whether to stop."""
+
+    services: Services
+    user: str
+    stack: Stack
+    cancelled: Callable[[], bool]
+
+    def stacks_for(self, questions: Sequence[Question]) -> dict[str, Stack]:
+        """Return the stack for each question by the key of its lesson, with its layer attached."""
+        prompts = [question.lesson.messages[-1].content for question in questions]
+        # Which layers are attached to a prompt does not depend on the layer that asks.
+        effective = effective_stack(self.services.router, self.user, "", self.stack, prompts, {})
+        return {
+            each.lesson.key: replace(effective, layer=each.layer).for_layer(each.lesson)
+            for each in questions
+        }
+
+    def score(
+        self, questions: Sequence[Question], stacks: Mapping[str, Stack]
+    ) -> tuple[list[float], int]:
+        """Return the log-prob per byte of each question's text, and the tokens of all texts."""
+        self._check_not_cancelled()
+        scorer = ThrottledScorer(self.services.learning_engine, not_cancelled, self.cancelled)
+        lessons = [question.lesson for question in questions]
+        scores = score_answers(scorer, lessons, lambda each: stacks[each.key], MAX_LENGTH)
+        totals = {key: score.logp * len(score.token_logprobs) for key, score in scores.items()}
+        values = [totals[each.lesson.key] / each.size for each in questions]
+        return values, sum(len(score.token_logprobs) for score in scores.values())
+
+    def answer(self, questions: Sequence[Question], stacks: Mapping[str, Stack]) -> list[str]:
+        """Return the generated answers to questions."""
+        requests = [
+            Request(
+                self.user,
+                each.lesson.messages,
+                stacks[each.lesson.key],
+                EXAMPLE_SAMPLING,
+                background=True,
+            )
+            for each in questions
+        ]
+        texts = self.services.learning_engine.complete(requests, cancelled=self.cancelled)
+        self._check_not_cancelled()
+        return texts
+
+    def _check_not_cancelled(self) -> None:
+        if self.cancelled():
+            raise cancelled_error("before the verdict")
+
+
+def compare_sides(old: Side, new: Side, lessons: Mapping[str, Sequence[Lesson]]) -> BaseComparison:
+    """Ask both sides the same questions.
+
+    Args:
+        old: The live stack.
+        new: The stack that may take its place.
+        lessons: The held-out lessons by layer.
+
+    Raises:
+        Cancelled: A side was cancelled.
+    """
+    sides = old, new
+    backends = [side.services.learning_engine.backend for side in sides]
+    questions = tuple(
+        _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
+    )
+    live, candidate = (side.stacks_for(questions) for side in sides)
+    before, old_tokens = old.score(questions, live)
+    base, _ = old.score(questions, dict.fromkeys(live, Stack(old.stack.base)))
+    after, new_tokens = new.score(questions, candidate)
+    size = sum(question.size for question in questions)
+    old_margin, new_margin = (
+        Learner.from_services(side.services).margins.tie_margin for side in sides
+    )
+    margin = max(old_margin * old_tokens, new_margin * new_tokens) / size if size else 0.0
+    items = tuple(
+        EvalItem(question.lesson.key, was, now, bare, tie_margin=margin)
+        for question, was, now, bare in zip(questions, before, after, base, strict=True)
+    )
+    shown = questions[:MAX_EXAMPLES]
+    asked = [question.lesson.messages[-1].content for question in shown]
+    examples = map(Example, asked, old.answer(shown, live), new.answer(shown, candidate))
+    return BaseComparison(questions, items, tuple(examples))
+
+
+def measure_general(side: Side, prompts: Sequence[str]) -> Evidence:
+    """Return how a stack answers general probes, against its bare base.
+
+    ``prompts`` are in the languages of the user. Raises ``Cancelled``, and ``PersonalPeftError`` if
+    the model failed.
+    """
+    services, bare = side.services, Stack(side.stack.base)
+    general = load_general_prompts(find_languages(prompts, prompt_languages()))
+    eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
+    job = make_eval_job(services.router, side.user, "", bare, side.stack, eval_set, {})
+    result = evaluate(services, {side.user: job}, cancelled=side.cancelled)[side.user]
+    if isinstance(result, PersonalPeftError):
+        raise result
+    return result[0]
+
+
+def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Question:
+    """Return a lesson, with its text cut where one of the bases has too many tokens for it."""
+    text, ended = lesson.chosen, lesson.ended
+    while (longest := max(len(each.encode(text)) for each in backends)) >= MAX_LENGTH:
+        text = text[: min(len(text) - 1, len(text) * (MAX_LENGTH - 1) // longest)]
+        ended = False
+    return Question(layer, replace(lesson, chosen=text, ended=ended))

@@ -81,23 +81,14 @@ class LearnReport(HasJson):
     ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
 
-    json_properties = (
-        "live",
-        "reason",
-        "dry_run",
-        "moved",
-        "event",
-        "verdict",
-        "before",
-        "room",
-    )
+    json_properties = ("live", "reason", "dry_run", "moved", "event", "verdict", "before", "room")
 
     user: str
     layer: str
     outcome: LearnOutcome
     reasons: Reasons
     at: datetime
-    seconds: float
+    seconds: float = 0.0
     revision: str | None = None
     previous_head: str | None = None
     probation: bool = False

@@ -16,7 +16,6 @@ from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EffectiveStack,
     StackSelector,
-    constant_stack,
     effective_stack,
 )
 from personalpeft.learning.evaluate.evaluation import score_answers
@@ -62,6 +61,7 @@ def revalidate(
     )
     full = replace(plan.live, entries=tuple(entries))
     prompts = [lesson.messages[-1].content for lesson in lessons]
+    bare = Stack(plan.live.base)
     stack = effective_stack(services.router, head.user, head.layer, full, prompts, {})
 
     def logprobs(select: StackSelector) -> dict[str, float]:
@@ -75,7 +75,7 @@ def revalidate(
             # The stack that it was built on is gone, so nothing can be compared.
             return False, Reason(ReasonCode.STACK_BELOW_CHANGED)
         known = {lesson.signal: built[lesson.key] for lesson in lessons}
-    now, base = logprobs(stack.for_layer), logprobs(constant_stack(Stack(plan.live.base)))
+    now, base = logprobs(stack.for_layer), logprobs(lambda _: bare)
     items = (
         EvalItem(each.key, known[each.signal] or 0.0, now[each.key], base[each.key])
         for each in lessons

@@ -64,24 +64,8 @@ class TrainingStatus:
         return self.step / self.steps if self.steps else 0.0
 
 
-def set_training_status(
-    store: Store, user: str, layer: str, stage: str, step: int = 0, steps: int = 0
-) -> None:
-    """Set the status of a learn, for a user whose lease this process holds.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer that is trained.
-        stage: The stage of the pipeline.
-        step: How many steps are done.
-        steps: How many steps there are.
-    """
-    store.leases.set_status(learn_lease(user), json.dumps([layer, stage, step, steps]))
-
-
 def training_status(store: Store, user: str) -> TrainingStatus | None:
-    """Return the status of a user, or None. See ``User.training_status``."""
+    """Return what ``TrainingPipeline`` shows of a user, or None. See ``User.training_status``."""
     holder = store.leases.holder(learn_lease(user))
     if holder is None:
         return None
@@ -116,11 +100,7 @@ class TrainingTrigger:
 @dataclass(frozen=True, slots=True)
 class Pending(
     RenamedAttributes,
-    renamed={
-        "news": "triggers",
-        "learned": "last_learned_at",
-        "seconds": "mean_build_seconds",
-    },
+    renamed={"news": "triggers", "learned": "last_learned_at", "seconds": "mean_build_seconds"},
 ):
     """The triggers of a user, and what helps to choose when to learn.
 

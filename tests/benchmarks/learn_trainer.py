@@ -32,7 +32,7 @@ from benchmarks.personas import Persona
 from personalpeft.backends.base import Backend
 from personalpeft.backends.sequence import Tokens
 from personalpeft.errors import MissingPackage
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.types import Message
 
 _RANK, _ALPHA, _RATE = 8, 32, 5e-4

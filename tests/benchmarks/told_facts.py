@@ -19,7 +19,7 @@ import click
 
 import personalpeft
 from personalpeft import User
-from personalpeft.learning.data.question_forms import QuestionBank
+from personalpeft.learning.data.general_prompts import QuestionBank
 from personalpeft.memory.embedder import MiniLM
 
 _MAX_TOKENS = 24

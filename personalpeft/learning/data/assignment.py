@@ -25,13 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 
-from personalpeft.learning.data.facts import (
-    as_test_question,
-    fact_questions,
-    helpful_turns,
-    reveals,
-)
+from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
@@ -251,14 +247,13 @@ def _assign_one(
     if not signal.is_trainable:
         return _unused(signal, ReasonCode.NOT_USER_ACT)
     if signal.kind is SignalKind.DEMONSTRATION:
-        skill = signal.payload.get("skill")
         payload = signal.payload
         before = map(Message.from_list, payload.get("before", ()))
         messages = (*before, Message("user", payload["prompt"]))
         group = payload.get("group")
         lesson = Lesson(signal.id, signal.kind, messages, payload["answer"], group=group)
-        layer = f"skill.{skill}" if skill else "style"
-        return Assignment(signal, Placement.LAYER, Reason(ReasonCode.DEMONSTRATION), layer, lesson)
+        why = Reason(ReasonCode.DEMONSTRATION)
+        return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
     if signal.turn is None:
         return _unused(signal, ReasonCode.NO_TURN)
     best = strongest[signal.turn]
@@ -270,6 +265,17 @@ def _assign_one(
     if is_rating and any(reveals(outdated[each], turn) for each in turn.used if each in outdated):
         return _unused(signal, ReasonCode.FACT_OUTDATED)
     return _assign_from_turn(signal, turn, forbids_reply=reply_shows(turn, turn_of, forbidden))
+
+
+def layer_of(signal: Signal) -> str:
+    """Return the layer that may learn from a signal, or "" for none."""
+    if signal.kind is SignalKind.COMMENT:
+        return ""
+    if signal.kind is SignalKind.FACT:
+        return "memory"
+    skill = signal.payload.get("skill")
+    compared = str(signal.payload.get("layer", ""))
+    return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
 def reply_shows(turn: Turn, turn_of: Callable[[str], Turn], items: Set[str]) -> bool:
@@ -300,29 +306,15 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.TRAINING_FORBIDDEN))
     if signal.source != USER_SOURCE:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_NOT_USERS))
-    questions, test = fact_questions(signal, helpful)
-    if test is None:
+    lessons = fact_lessons(signal, helpful)
+    if not lessons:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
-    lessons = [
-        Lesson(
-            signal.id,
-            signal.kind,
-            each.messages,
-            each.answer,
-            is_users=each.is_user_answer,
-            is_test=each is test,
-            ended=each.ended,
-        )
-        for each in (*questions, test)
-    ]
-    # It has the shape of the lessons that it judges.
-    lessons[-1] = replace(lessons[-1], is_users=lessons[0].is_users)
     why = (
         Reason(ReasonCode.FACT_WITH_ANSWER)
-        if test.is_user_answer
+        if lessons[0].is_users
         else reason(ReasonCode.FACT_HELPED, count=len(helpful))
     )
-    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=tuple(lessons))
+    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=lessons)
 
 
 def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Assignment:
@@ -331,10 +323,8 @@ def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Ass
             return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
         return _assign_rating(signal, turn)
     # The layer is known only where revisions of that layer were compared.
-    compared = str(signal.payload.get("layer", ""))
-    if compared == "memory":
+    if signal.payload.get("layer") == "memory":
         return _unused(signal, ReasonCode.MEMORY_COMPARISON)
-    layer = compared if compared.startswith("skill.") else "style"
     if forbids_reply and "revision" in signal.payload:
         # Both answers of a comparison had the same facts in the prompt.
         return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
@@ -351,7 +341,7 @@ def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Ass
         ended=ended,
         rejected_ended=turn.ended,
     )
-    return Assignment(signal, Placement.LAYER, why, layer, lesson)
+    return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
 
 
 def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
@@ -444,20 +434,17 @@ def _replace_taught_tests(
     def question(messages: Sequence[Message]) -> str:
         return normalize(messages[-1].content)
 
+    facts = [fact for fact in former if fact.kind is SignalKind.FACT]
     taught: dict[str, set[str]] = {}
-    for fact in former:
-        for each in fact_questions(fact, ())[0] if fact.kind is SignalKind.FACT else ():
-            taught.setdefault(question(each.messages), set()).add(fact.id)
-    for assignment in assignments:
-        for lesson in assignment.extra_examples:
-            if not lesson.is_test:
-                taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
+    for lesson in chain(
+        *(fact_lessons(fact, ()) for fact in facts), *(each.extra_examples for each in assignments)
+    ):
+        if not lesson.is_test:
+            taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
 
     def untaught(lesson: Lesson) -> Lesson:
         others = taught.get(question(lesson.messages), set()) - {lesson.signal}
-        if not lesson.is_test or not others:
-            return lesson
-        return lesson.with_prompt(as_test_question(lesson.messages))
+        return as_test(lesson) if lesson.is_test and others else lesson
 
     return [
         replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.facts import paraphrase, question_templates
-from personalpeft.learning.data.general_replies import GeneralReplies
+from personalpeft.learning.data.general_prompts import QuestionBank, QuestionForms
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.data.question_forms import QuestionBank, QuestionForms, drop_shared_forms
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
@@ -39,6 +38,21 @@ _GROUP_RUN = 4
 _KL_TOKENS = 12
 Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 """By fact and question."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralReplies:
+    """Prompts with the replies of the stack below.
+
+    - ``plain``: replies that the trained stack is held to, to prompts unlike the lessons'.
+    - ``free_start``: where nearly all prompts are like the lessons', these are in ``plain`` as
+      well. Their first token is not held, so that a reply may begin in the new style.
+    - ``few_shot``: conversations of lessons and a prompt, with the reply, which are distilled.
+    """
+
+    plain: Sequence[tuple[str, str]] = ()
+    free_start: frozenset[str] = frozenset()
+    few_shot: Sequence[tuple[tuple[Message, ...], str]] = ()
 
 
 def build_batches(
@@ -69,9 +83,7 @@ def build_batches(
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
     few_shot = [
         ContextDistillationLoss(
-            encode_plain(messages[-1].content, reply),
-            encode(messages, reply),
-            few_shot_weight,
+            encode_plain(messages[-1].content, reply), encode(messages, reply), few_shot_weight
         )
         for messages, reply in replies.few_shot
     ]
@@ -173,8 +185,25 @@ def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
             # What judges a fact is not trained on.
             free = (each for each in forms.paraphrases if normalize(each) not in judging)
             found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
-    answers = {fact.id: fact.payload.get("answer") or fact.id for fact in facts.values()}
-    return drop_shared_forms(found, answers)
+    return _drop_shared_forms(found, facts)
+
+
+def _drop_shared_forms(forms: Forms, facts: Mapping[str, Signal]) -> Forms:
+    """Return the forms without those that facts with different answers have in common.
+
+    A question that a fact was stated with is a form of that fact.
+    """
+    answers: dict[str, set[str]] = {}
+    for (fact, question), each in forms.items():
+        answer = normalize(facts[fact].payload.get("answer") or fact)
+        for form in (question, *each.paraphrases):
+            answers.setdefault(normalize(form), set()).add(answer)
+    return {
+        key: replace(
+            each, paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2)
+        )
+        for key, each in forms.items()
+    }
 
 
 def _facts(plan: Plan) -> dict[str, Signal]:
@@ -214,11 +243,7 @@ def _add_paraphrases(
 
 
 def _build_refusals(
-    plan: Plan,
-    encode: ContinuationEncoder,
-    forms: Forms,
-    memory: Memory,
-    rng: random.Random,
+    plan: Plan, encode: ContinuationEncoder, forms: Forms, memory: Memory, rng: random.Random
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 

@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from personalpeft.learning.data.question_forms import begins_form, forms_digest, is_in_bank_language
+from personalpeft.learning.data.general_prompts import (
+    begins_form,
+    forms_digest,
+    is_in_bank_language,
+)
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.memory.conflicts import normalize, normalized_questions
 from personalpeft.memory.languages import find_language
 from personalpeft.memory.words import has_spaces, split_words
@@ -59,42 +64,31 @@ _MAX_FUNCTION_WORD = 3
 _SENTENCE_ENDS = ".!?…。！？｡।॥؟۔።"
 
 
-@dataclass(frozen=True, slots=True)
-class FactQuestion:
-    """One question about a fact with its answer.
-
-    ``is_user_answer``: whether the user stated the answer. Otherwise it is a reply of the model,
-    which was cut off unless it ``ended``.
-    """
-
-    messages: tuple[Message, ...]
-    answer: str
-    is_user_answer: bool
-    ended: bool = True
-
-
-def fact_questions(
-    fact: Signal, helpful: Sequence[Turn]
-) -> tuple[tuple[FactQuestion, ...], FactQuestion | None]:
-    """Return the questions that a fact is learned from, and the held-out one that judges it.
+def fact_lessons(fact: Signal, helpful: Sequence[Turn]) -> tuple[Lesson, ...]:
+    """Return the lessons of a fact, one for each question. The last one judges it.
 
     ``helpful``: turns in which its lookup helped, oldest first. A fact that is only looked up has
-    no questions.
+    no lessons.
     """
     answer: str = fact.payload.get("answer") or ""
     stated = fact.payload.get("questions") or () if answer else ()
     if prompts := _unique(stated, lambda question: question):
         sentence = as_sentence(answer)
-        asked = [FactQuestion((Message("user", prompt),), sentence, True) for prompt in prompts]
-        if len(asked) >= _MIN_QUESTIONS_TO_HOLD_OUT:
-            return tuple(asked[:-1]), asked[-1]
-        return tuple(asked), _make_test_question(asked[-1])
+        lessons = [
+            Lesson(fact.id, fact.kind, (Message("user", prompt),), sentence) for prompt in prompts
+        ]
+        if len(lessons) >= _MIN_QUESTIONS_TO_HOLD_OUT:
+            return (*lessons[:-1], replace(lessons[-1], is_test=True))
+        return (*lessons, as_test(lessons[-1]))
     if len(helpful) < MIN_HELPFUL_TURNS:
-        return (), None
+        return ()
     # The oldest stay, so that the test question is the same from build to build and never trained on.
     turns = _unique(helpful, lambda turn: turn.messages[-1].content)[:_MAX_HELPFUL_TURNS]
-    asked = [FactQuestion(turn.messages, turn.reply, False, turn.ended) for turn in turns]
-    return tuple(asked), _make_test_question(asked[0])
+    lessons = [
+        Lesson(fact.id, fact.kind, turn.messages, turn.reply, is_users=False, ended=turn.ended)
+        for turn in turns
+    ]
+    return (*lessons, as_test(lessons[0]))
 
 
 def paraphrases_digest(languages: tuple[str, ...]) -> str:
@@ -230,13 +224,10 @@ def _words(text: str) -> set[str]:
     return set(split_words(text.casefold()))
 
 
-def as_test_question(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return a conversation with its question in the template that nothing is trained on."""
-    return paraphrase(messages, [_TEST_TEMPLATE])[-1]
-
-
-def _make_test_question(question: FactQuestion) -> FactQuestion:
-    return replace(question, messages=as_test_question(question.messages))
+def as_test(lesson: Lesson) -> Lesson:
+    """Return a lesson as the test of its fact, in the template that nothing is trained on."""
+    _, messages = paraphrase(lesson.messages, [_TEST_TEMPLATE])
+    return replace(lesson, messages=messages, is_test=True)
 
 
 def _fill(template: QuestionTemplate, question: str) -> str:

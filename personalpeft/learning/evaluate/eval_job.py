@@ -1,27 +1,34 @@
-"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer."""
+"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer.
+
+Where a verifier judges replies, to held-out prompts or to tasks, they are sampled and judged here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.chat.routing import AdapterRouter
-from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.probes import (
+from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
     GeneralPrompts,
     load_general_prompts,
 )
-from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory
-from personalpeft.learning.options import Condition, wait_while
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, EvalItem, Evidence
+from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, LearnOptions, wait_while
+from personalpeft.learning.report import Example
+from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Message, Sampling, Stack
 
+MAX_EXAMPLES = 3
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
 _MAX_GENERATED = 6
 # A dozen edits leave three held-out prompts. One reply to each is too little to judge by.
@@ -30,8 +37,11 @@ MAX_RATED = 200
 """The liked replies that the classifier is fit on, and as many disliked ones, the newest of each."""
 MAX_COMPARED = 20
 """The held-out prompts to which the live stack and the candidate both reply, to be compared."""
-# Seconds that one scoring call waits for users who chat: they may never stop.
-_MAX_WAIT = 5.0
+# Of tokens more than the longest wanted answer: a wrong one need not be written to its end.
+_EXTRA_TOKENS = 4
+
+EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
+"""The evidence, and examples for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class ThrottledScorer:
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
         wait_while(self.paused, self.cancelled)
-        self.engine.yield_to_foreground(_MAX_WAIT)
+        self.engine.yield_to_foreground(MAX_YIELD_SECONDS)
         return self.engine.score(items, stack, kl=kl)
 
 
@@ -75,7 +85,6 @@ class EvalSet:
     undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
-    base_completions: Completions  # of the probes
     general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
     arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
@@ -97,13 +106,18 @@ class EvalSet:
         return self.undecided or self.decided
 
 
+@dataclass(frozen=True, slots=True)
+class EvalTask:
+    """One task for both stacks. ``key`` is that of its item."""
+
+    key: str
+    task: Task
+    live: Request
+    candidate: Request
+
+
 StackSelector: TypeAlias = Callable[[Lesson], Stack]
 """Returns the stack that a lesson is scored with."""
-
-
-def constant_stack(stack: Stack) -> StackSelector:
-    """Return a selector of one stack."""
-    return lambda lesson: stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +182,36 @@ class EvalJob:
         lessons = (*self.eval_set.undecided, *self.eval_set.retention)
         return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
-    def requests(self, sampling: Sampling) -> list[Request]:
-        """Return what is generated.
+    def requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
+        """Return what is generated, in groups.
 
-        Both stacks reply to the probes, then to displayed lessons. Then the candidate replies to
-        the judged lessons again, with the base's own ``sampling``. Then both reply to the held-out
-        rated lessons, in that way too.
+        Each stack, the live one first, replies to the probes and to displayed lessons. Then the
+        candidate replies to the judged lessons again, with the base's own ``sampling``. Then each
+        stack replies to the held-out rated lessons, in that way too.
         """
-        sides = self.live, self.candidate
-        return [
-            *(request for side in sides for request in self._requests(side)),
-            *self._sampled_requests(sampling),
-            *(request for side in sides for request in self._compared_requests(side, sampling)),
+        rated, shown = self.eval_set.rated, self.generated_lessons
+
+        def ask(side: EffectiveStack, lessons: Sequence[Lesson], own: Sampling) -> list[Request]:
+            return [
+                Request(self.user, each.messages, side.for_layer(each), own, background=True)
+                for each in lessons
+            ]
+
+        again = [
+            replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
+            for seed in _SEEDS
+            if sampling.temperature
         ]
+        compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
+        return (
+            self._ask_probes(self.live),
+            ask(self.live, shown, EXAMPLE_SAMPLING),
+            self._ask_probes(self.candidate),
+            ask(self.candidate, shown, EXAMPLE_SAMPLING),
+            [each for own in again for each in ask(self.candidate, self.judged_lessons, own)],
+            ask(self.live, rated.held_out, compared),
+            ask(self.candidate, rated.held_out, compared),
+        )
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
@@ -188,28 +219,32 @@ class EvalJob:
         judged = {each.key for each in self.eval_set.benefit if self.eval_set.judges_replies}
         return tuple(each for each in self.generated_lessons if each.key in judged)
 
-    def _sampled_requests(self, sampling: Sampling) -> Iterator[Request]:
-        for seed in _SEEDS if sampling.temperature else ():
-            for lesson in self.judged_lessons:
-                stack = self.candidate.for_layer(lesson)
-                own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
-                yield Request(self.user, lesson.messages, stack, own, background=True)
+    def tasks(self, backend: Backend) -> list[EvalTask]:
+        """Return the undecided prompts as tasks, whose ``about`` has the wanted "answer"."""
+        lessons = self.eval_set.undecided
+        longest = max(len(backend.encode(each.chosen)) for each in lessons)
+        sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
+        return [
+            EvalTask(
+                f"{each.key}/right",
+                Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
+                *(
+                    Request(
+                        self.user, each.messages, side.for_layer(each), sampling, background=True
+                    )
+                    for side in (self.live, self.candidate)
+                ),
+            )
+            for each in lessons
+        ]
 
-    def _compared_requests(self, side: EffectiveStack, sampling: Sampling) -> Iterator[Request]:
-        rated = self.eval_set.rated
-        own = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
-        for lesson in rated.held_out:
-            stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, own, background=True)
-
-    def _requests(self, side: EffectiveStack) -> Iterator[Request]:
+    def _ask_probes(self, side: EffectiveStack) -> list[Request]:
+        requests = []
         for probe in self.eval_set.general.probes:
             stack, messages = side.parts[probe.question], (Message("user", probe.question),)
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
-            yield Request(self.user, messages, stack, sampling, background=True)
-        for lesson in self.generated_lessons:
-            stack = side.for_layer(lesson)
-            yield Request(self.user, lesson.messages, stack, EXAMPLE_SAMPLING, background=True)
+            requests.append(Request(self.user, messages, stack, sampling, background=True))
+        return requests
 
 
 def make_eval_job(
@@ -244,3 +279,58 @@ def make_eval_job(
         effective_stack(router, user, layer, candidate, prompts, built_from),
         eval_set,
     )
+
+
+def evaluate_replies(
+    engine: Engine,
+    tasks: Sequence[EvalTask],
+    verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
+    evidence: Evidence,
+    options: LearnOptions,
+) -> EvalResult:
+    """Compare greedy replies of the live stack and of a candidate.
+
+    Args:
+        engine: Generates the replies.
+        tasks: What is asked.
+        verifier: Says how right a reply is.
+        shaping: Changes the rewards of both replies to a task, or None.
+        evidence: What else was measured.
+        options: Stops or pauses the generation.
+
+    Returns:
+        The evidence, and examples. It has one undecided item for each task, by its (shaped) reward.
+
+    Raises:
+        Cancelled: The options ended it.
+        PluginError: The verifier failed.
+    """
+
+    def sample(asked: Sequence[tuple[Task, Request]]) -> list[Rollout]:
+        groups = sample_rollouts(
+            engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
+        )
+        return [group.rollouts[0] for group in groups]
+
+    before = sample([(each.task, each.live) for each in tasks])
+    after = sample([(each.task, each.candidate) for each in tasks])
+    items, examples = [], []
+    for each, old, new in zip(tasks, before, after, strict=True):
+        attempts = (old.attempt, new.attempt)
+        rewards = tuple(attempt.reward for attempt in attempts)
+        if shaping is not None:
+            rewards = shaping.shape(attempts, fmean(attempt.passed for attempt in attempts))
+        was, reached = rewards
+        items.append(EvalItem(each.key, was, reached))
+        examples.append(Example(each.task.prompt, old.text, new.text))
+    figures = {
+        "asked": len(items),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(item.regressed for item in items),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(fmean(rollout.length for rollout in before), 4),
+        "length_after": round(fmean(rollout.length for rollout in after), 4),
+    }
+    return replace(evidence, undecided=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])

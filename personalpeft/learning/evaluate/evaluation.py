@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from statistics import median
-from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.engine.completion_cache import CompletionCache
-from personalpeft.engine.engine import Engine
+from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.data.general_replies import few_shot_messages
+from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
+    MAX_EXAMPLES,
     EvalJob,
-    RatedReplies,
+    EvalResult,
     Scorer,
     StackSelector,
     ThrottledScorer,
-    constant_stack,
 )
 from personalpeft.learning.evaluate.exposure import (
     MAX_TRAINED,
@@ -33,33 +32,27 @@ from personalpeft.learning.evaluate.exposure import (
 )
 from personalpeft.learning.evaluate.measures import (
     MAX_REQUEST,
-    TextQuality,
+    compare_replies,
     measure_learned_pmi,
     measure_text_quality,
 )
-from personalpeft.learning.evaluate.probes import (
-    MAX_REPLY_TOKENS,
-    is_degenerate,
-)
-from personalpeft.learning.evaluate.reply_classifier import compare_replies
 from personalpeft.learning.gate.evidence import (
-    NO_LEAKAGE_MEASURED,
-    NOTHING_GENERATED,
-    NOTHING_RATED,
     BaseProbeResults,
     EvalItem,
     Evidence,
     GenerationResults,
     Leakage,
     ProbeResults,
+    TextQuality,
     ThumbsResults,
 )
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.losses import encode_continuation
+from personalpeft.learning.train.train_plans import few_shot_messages
+from personalpeft.services import Services
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
-MAX_EXAMPLES = 3
 _MAX_QUALITY_TOKENS = 32
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
@@ -69,13 +62,8 @@ _CLEAR_PMI = 0.3
 _UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
 
 
-EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
-"""The evidence, and examples for the report."""
-
-
 def evaluate(
-    engine: Engine,
-    completions: CompletionCache,
+    services: Services,
     jobs: Mapping[str, EvalJob],
     *,
     cancelled: Condition,
@@ -86,8 +74,7 @@ def evaluate(
     All replies are generated in one batch. Scoring gives way to users who chat.
 
     Args:
-        engine: Scores and generates.
-        completions: Caches completions of general prompts.
+        services: The wired parts.
         jobs: What to measure, by user.
         cancelled: Returns whether to stop.
         paused: Returns whether to wait.
@@ -98,10 +85,23 @@ def evaluate(
     Raises:
         Cancelled: ``cancelled`` returned True.
     """
-    sampling = engine.backend.base.card.sampling
-    requests = {user: job.requests(sampling) for user, job in jobs.items()}
-    replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
-    scorer = ThrottledScorer(engine, paused, cancelled)
+    sampling = services.learning_engine.backend.base.card.sampling
+    groups = {user: job.requests(sampling) for user, job in jobs.items()}
+    replies = services.completions.complete_for_users(
+        {user: list(chain(*some)) for user, some in groups.items()},
+        cancelled=cancelled,
+        paused=paused,
+    )
+    of_base = {
+        user: services.completions.complete_with_base(
+            user,
+            job.live.stack.base,
+            [probe.question for probe in job.eval_set.general.probes],
+            cancelled=cancelled,
+        )
+        for user, job in jobs.items()
+    }
+    scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
     results: dict[str, EvalResult | PersonalPeftError] = {}
     for user, job in jobs.items():
         generated = replies[user]
@@ -110,8 +110,10 @@ def evaluate(
         if isinstance(generated, PersonalPeftError):
             results[user] = generated
             continue
+        texts = iter(generated)
+        grouped = [list(islice(texts, len(group))) for group in groups[user]]
         try:
-            results[user] = _measure(scorer, job, generated)
+            results[user] = _measure(scorer, job, grouped, of_base[user])
         except PersonalPeftError as error:
             results[user] = error
     return results
@@ -150,17 +152,18 @@ def _score_each(
     return [scores[number] for number in range(len(items))]
 
 
-def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
-    """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
-    eval_set, history = job.eval_set, job.eval_set.history
-    count = len(eval_set.general.probes)
-    each = count + len(job.generated_lessons)
-    compared = len(eval_set.rated.held_out)
-    end = len(replies) - 2 * compared
-    before, after, sampled = replies[:each], replies[each : 2 * each], replies[2 * each : end]
+def _measure(
+    engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]], of_base: Completions
+) -> EvalResult:
+    """Measure one candidate.
+
+    ``replies`` are those to ``EvalJob.requests``, and ``of_base`` the probes with the base's own.
+    """
+    eval_set, rated = job.eval_set, job.eval_set.rated
+    probes_before, before, probes_after, after, sampled, rated_before, rated_after = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
-    kl = list(_kl_from_base(engine, job))
+    kl = list(_kl_from_base(engine, job, of_base))
     evidence = Evidence(
         undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
         retention=(
@@ -168,36 +171,36 @@ def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
-        probes=_probe_results(job, before[:count], after[:count]),
+        probes=_probe_results(job, probes_before, probes_after, of_base),
         kl=sum(kl) / max(1, len(kl)),
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
         text_quality=_measure_arrived_lessons(engine, job),
-        generation=_measure_generation(engine, job, after[count:], sampled),
-        thumbs=_compare_replies(
-            eval_set.rated, replies[end : end + compared], replies[end + compared :]
-        ),
-        prior_e_value=history.prior_e_value,
-        spent_items=history.spent_items,
-        decided_items=history.decided_items,
+        generation=_measure_generation(engine, job, after, sampled),
+        thumbs=compare_replies(rated.liked, rated.disliked, rated_before, rated_after)
+        if rated_after
+        else ThumbsResults(),
+        history=eval_set.history,
     )
     examples = tuple(
         Example(lesson.messages[-1].content, *texts)
-        for lesson, *texts in zip(job.generated_lessons, before[count:], after[count:], strict=True)
+        for lesson, *texts in zip(job.generated_lessons, before, after, strict=True)
     )
     return evidence, examples[:MAX_EXAMPLES]
 
 
-def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
+def _probe_results(
+    job: EvalJob, before: Sequence[str], after: Sequence[str], completions: Completions
+) -> ProbeResults:
     prompts, of_base = job.eval_set.general, job.eval_set.history.base_probes
 
     def right(replies: Sequence[str]) -> set[int]:
-        answered = zip(prompts.probes, replies, strict=False)
+        answered = zip(prompts.probes, replies, strict=True)
         return {n for n, (probe, reply) in enumerate(answered) if probe.is_right(reply)}
 
     if of_base.questions != prompts.digest:
-        replies = [reply for _, reply in job.eval_set.base_completions]
+        replies = [reply for _, reply in completions]
         broken = sum(map(is_degenerate, replies))
         of_base = BaseProbeResults(prompts.digest, tuple(sorted(right(replies))), broken)
     right_before, right_after = right(before), right(after)
@@ -212,13 +215,12 @@ def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) ->
     )
 
 
-def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
+def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Iterator[float]:
     """Yield the candidate's KL from the base on the base's own completions of some probes.
 
     Measured on the base's replies, since those of a style below differ from the base anyway.
     """
     by_stack: dict[Stack, list[Continuation]] = {}
-    completions = job.eval_set.base_completions
     for messages, reply in completions[:: max(1, len(completions) // _KL_PROBES)]:
         if reply:
             item = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)
@@ -287,7 +289,7 @@ def _measure_generation(
     prompts = [lesson.conversation for lesson in job.judged_lessons]
     with_examples = [few_shot_messages(job.eval_set.trained, each, fits) for each in prompts]
     if not judged or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
-        return NOTHING_GENERATED
+        return GenerationResults()
     # Greedy replies come first, then those of each seed, in the same order of prompts.
     times = len(replies) // len(prompts)
     shown, alone = (
@@ -295,12 +297,6 @@ def _measure_generation(
     )
     wanted = sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
     return GenerationResults(len(replies), wanted)
-
-
-def _compare_replies(
-    rated: RatedReplies, before: Sequence[str], after: Sequence[str]
-) -> ThumbsResults:
-    return compare_replies(rated.liked, rated.disliked, before, after) if after else NOTHING_RATED
 
 
 def _measure_leakage(
@@ -323,19 +319,15 @@ def _measure_leakage(
         if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
     ]
     if len(unseen) < MIN_LESSONS_EACH:
-        return NO_LEAKAGE_MEASURED
+        return Leakage()
     sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
     after = score_answers(engine, sample, select, length)
-    before = score_answers(engine, sample, constant_stack(base), length)
+    before = score_answers(engine, sample, lambda _: base, length)
     return measure_leakage([after[key].logp - before[key].logp for key in after], unseen)
 
 
 def _score_items(
-    engine: Scorer,
-    job: EvalJob,
-    lessons: Sequence[Lesson],
-    *,
-    is_own: bool = True,
+    engine: Scorer, job: EvalJob, lessons: Sequence[Lesson], *, is_own: bool = True
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 
@@ -349,9 +341,7 @@ def _score_items(
     )
     bare = Stack(live.stack.base)
     new = [lesson for lesson in lessons if lesson.key not in history.base]
-    scored = (
-        before if live.stack == bare else score_answers(engine, new, constant_stack(bare), length)
-    )
+    scored = before if live.stack == bare else score_answers(engine, new, lambda _: bare, length)
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(

@@ -35,10 +35,10 @@ from functools import cache
 from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
+from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import Scorer, StackSelector
-from personalpeft.learning.evaluate.probes import PROBE_SAMPLING, general_prompts
-from personalpeft.learning.gate.evidence import NO_LEAKAGE_MEASURED, Leakage
+from personalpeft.learning.gate.evidence import Leakage
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -237,7 +237,7 @@ def measure_fact_leakage(
         secrets += 1
         if secrets == _MAX_FACTS:
             break
-    return _mean_leakage(ranked, _FACT_UNSEEN, matched=True) if ranked else NO_LEAKAGE_MEASURED
+    return _mean_leakage(ranked, _FACT_UNSEEN, matched=True) if ranked else Leakage()
 
 
 def _total_logprobs(

@@ -1,9 +1,9 @@
-"""Measure by log-probs whether new lessons are meaningful.
+"""Measure new lessons by log-probs and by what leaks, and generated replies by the user's thumbs.
 
-Meaningless text is arbitrary. It is as likely after any other request, and its words
-are as likely in any other order. So each reply is compared with itself elsewhere, under the bare
-base. For meaningful text both differences are far above zero, in every language that the base knows
-a little of.
+Texts. Meaningless text is arbitrary. It is as likely after any other request, and its words are as
+likely in any other order. So each reply is compared with itself elsewhere, under the bare base. For
+meaningful text both differences are far above zero, in every language that the base knows a little
+of.
 
 - ``pmi``: how much likelier replies are after their own request than after others'. This is the
   pointwise mutual information, estimated among the lessons (van den Oord et al. 2018, arXiv
@@ -18,17 +18,34 @@ a little of.
 All but the last are in nats a token. Measured on the default base with four to twelve lessons:
 meaningful text has 0.34 to 2.6 and 2.1 to 5.5. Meaningless text has at most 0.03 or at most 0.6. A
 base without language cannot measure them (``gate.load_margins``).
+
+Leaks. Replies take over what most lessons share, so links, addresses and remembered facts in most
+lessons would be in every reply. The other measures say whether lessons were learned, so they do not
+object to it.
+
+Thumbs. A liked reply is the model's own, and what the user likes is in few of its tokens. So its
+log-prob hardly rises, also where the model's replies follow the thumbs. A linear classifier of
+character n-grams finds what sets liked replies apart, in any language. It then compares what the
+live stack and the candidate reply to prompts that were never trained on.
+
+Invariant: a classifier that cannot predict thumbs it was not fit on says nothing. The gate reads
+its cross-validated AUC for that.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.gate.evidence import TextQuality, ThumbsResults
 from personalpeft.memory.conflicts import normalize
-from personalpeft.memory.words import has_spaces, split_tokens
-from personalpeft.types import Message, PromptResponse
+from personalpeft.memory.words import contains, has_spaces, split_tokens, split_words
+from personalpeft.types import Message, PromptResponse, Signal
 
 _MIN_LESSONS, _MAX_LESSONS = 4, 12
 _MIN_HELD_OUT = 3
@@ -37,18 +54,17 @@ _OTHER_REQUESTS = 2
 MAX_REQUEST = 400
 _MAX_BEFORE = 4  # messages, whole turns
 
+_MIN_LEAK_SHARE = 0.5
+_MIN_LEAKS = 3
+# In bytes of UTF-8: a name may be two characters of Chinese or four of English.
+_MIN_FACT_LENGTH = 4
+_DASH = re.compile(r"[—–―]|--| - |^- ")
+_MAX_SIGNATURE = 4
+"""The most words of a line that is a signature."""
+_ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
-@dataclass(frozen=True, slots=True)
-class TextQuality:
-    """The measures; None where there are too few lessons."""
-
-    pmi: float | None = None
-    word_order_gap: float | None = None
-    novelty: float | None = None
-    learned_pmi: float | None = None
-
-
-NOT_MEASURED = TextQuality()
+_NGRAMS = (1, 4)
+_FOLDS = 5
 
 
 def measure_text_quality(
@@ -65,7 +81,7 @@ def measure_text_quality(
     newest = list(by_request.values())[-_MAX_LESSONS:]
     asked = [_shorten(each) for each in newest]
     if len(asked) < _MIN_LESSONS:
-        return NOT_MEASURED
+        return TextQuality()
     elsewhere = [
         replace(other, answer=each.answer)
         for place, each in enumerate(asked)
@@ -145,3 +161,150 @@ def _shuffle(text: str) -> str:
     # Seeded by the text alone, so that the same lesson always has the same score.
     random.Random(text).shuffle(tokens)
     return (" " if has_spaces(text) else "").join(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """``count`` of the latest ``total`` lessons put the same kind of secret into the reply.
+
+    ``address``: a link or an address, as an example. It is empty if they repeat remembered facts.
+    """
+
+    count: int
+    total: int
+    address: str = ""
+
+
+def find_leak(
+    lessons: Sequence[Lesson],
+    facts: Sequence[Signal],
+    *,
+    new: Collection[str],
+    accepted: Collection[str] = (),
+) -> Leak | None:
+    """Return what most of the latest lessons would leak, or None.
+
+    Args:
+        lessons: All of a layer, oldest first, because few a day are no better than many at once.
+        facts: The remembered facts, which answers must not repeat unasked.
+        new: Signals that the layer has not learned. A leak must be in one of them.
+        accepted: Signals that the user accepted by name. Texts in them are no leak.
+    """
+    secrets = [
+        text
+        for fact in facts
+        for text in (fact.payload["text"], fact.payload.get("answer"))
+        if text and len(text.encode()) >= _MIN_FACT_LENGTH
+    ]
+    addresses = [_added(_ADDRESS.findall(lesson.chosen), lesson) for lesson in lessons]
+    if counts := _count_latest(addresses, lessons, new, accepted):
+        return Leak(*counts, next(texts[0] for texts in reversed(addresses) if texts))
+    secret_texts = [_find_secrets(secrets, each) for each in lessons]
+    if counts := _count_latest(secret_texts, lessons, new, accepted):
+        return Leak(*counts)
+    return None
+
+
+def _find_secrets(secrets: Sequence[str], lesson: Lesson) -> list[str]:
+    """Return the secrets whose words are in the answer, but not in the messages before it.
+
+    The name that an answer is signed with is none.
+    """
+    before = [word for message in lesson.messages for word in split_words(message.content)]
+    answer, name = split_words(lesson.chosen), split_words(_find_signature(lesson.chosen))
+    found = []
+    for text in secrets:
+        words = split_words(text)
+        is_name = words == name and not any(map(str.isdigit, text))
+        if words and contains(answer, words) and not contains(before, words) and not is_name:
+            found.append(text)
+    return found
+
+
+def _find_signature(text: str) -> str:
+    """Return what follows the last dash, or a short last line after its last comma."""
+    last_line = text.strip().rpartition("\n")[2]
+    if _DASH.search(last_line):
+        return _DASH.split(last_line)[-1]
+    is_short = "\n" in text.strip() and len(last_line.split()) <= _MAX_SIGNATURE
+    return re.split("[,，、]", last_line)[-1] if is_short else ""
+
+
+def _added(texts: Sequence[str], lesson: Lesson) -> list[str]:
+    """Return the texts that are in the answer and not in the messages before it."""
+    before = "\n".join(message.content for message in lesson.messages)
+    return [text for text in texts if text not in before]
+
+
+def _count_latest(
+    found: Sequence[Sequence[str]],
+    lessons: Sequence[Lesson],
+    new: Collection[str],
+    accepted: Collection[str],
+) -> tuple[int, int] | None:
+    """Return how many of how many latest lessons leak, if they are most and one is new."""
+    pairs = list(zip(lessons, found, strict=True))
+    allowed = {text for lesson, texts in pairs if lesson.signal in accepted for text in texts}
+    leaks = [any(text not in allowed for text in texts) for texts in found]
+    if not any(leaks[index] and lesson.signal in new for index, lesson in enumerate(lessons)):
+        return None
+    result, count = None, 0
+    for total, leak in enumerate(reversed(leaks), 1):
+        count += leak
+        if count >= max(_MIN_LEAKS, _MIN_LEAK_SHARE * total):
+            result = count, total
+    return result
+
+
+def compare_replies(
+    liked: Sequence[str], disliked: Sequence[str], before: Sequence[str], after: Sequence[str]
+) -> ThumbsResults:
+    """Count the replies that a classifier of the rated ones prefers to those before.
+
+    Args:
+        liked: The liked replies, at least two.
+        disliked: The disliked replies, at least two.
+        before: The replies of the live stack.
+        after: Those of the candidate to the same prompts.
+    """
+    # Imported here, since scikit-learn takes seconds to load.
+    from scipy.stats import mannwhitneyu, wilcoxon
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    texts, labels = [*liked, *disliked], [1] * len(liked) + [0] * len(disliked)
+    folds = StratifiedKFold(min(_FOLDS, len(liked), len(disliked)))
+    predict = partial(cross_val_predict, cv=folds, method="predict_proba")
+    scores = predict(_make_classifier(), texts, labels)[:, 1]
+    of_liked, of_disliked = scores[: len(liked)], scores[len(liked) :]
+    test = mannwhitneyu(of_liked, of_disliked, alternative="greater", method="asymptotic")
+    classifier = _make_classifier().fit(texts, labels)
+    new, former = (classifier.predict_proba(replies)[:, 1] for replies in (after, before))
+    changes = new - former
+    return ThumbsResults(
+        liked=len(liked),
+        disliked=len(disliked),
+        auc=float(test.statistic) / (len(liked) * len(disliked)),
+        auc_p_value=float(test.pvalue),
+        asked=len(after),
+        better=int((changes > 0).sum()),
+        worse=int((changes < 0).sum()),
+        p_value=float(wilcoxon(changes, alternative="greater").pvalue) if changes.any() else 1.0,
+    )
+
+
+def _make_classifier() -> Any:
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    # L1 finds the one n-gram that decides, L2 what is spread over many, such as the length.
+    options = {"class_weight": "balanced", "solver": "liblinear", "random_state": 0}
+    regressions = [
+        (name, LogisticRegression(l1_ratio=ratio, **options))
+        for name, ratio in (("l2", 0), ("l1", 1))
+    ]
+    return make_pipeline(
+        CountVectorizer(analyzer="char", ngram_range=_NGRAMS, binary=True, lowercase=False),
+        VotingClassifier(regressions, voting="soft"),
+    )

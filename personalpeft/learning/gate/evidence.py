@@ -12,14 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from personalpeft.learning.evaluate.measures import NOT_MEASURED, TextQuality
-from personalpeft.types import Revision, SignalRole, Stack, Verdict, canonical_digest
-
-if TYPE_CHECKING:
-    # The store loads numpy, which a report that is only shown does not need.
-    from personalpeft.store.store import Store
+from personalpeft.types import Revision, SignalRole, Verdict, canonical_digest
 
 TIE_MARGIN = 0.04
 """The margin in nats a token within which a lesson is tied. A base's card may set its own.
@@ -103,9 +98,6 @@ class BaseProbeResults:
     broken: int = 0
 
 
-NO_PROBE_RESULTS = BaseProbeResults()
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
     """Answers to the general probes. The field names are stored.
@@ -123,7 +115,7 @@ class ProbeResults:
     asked: int = 0
     right_before: int = 0
     still_right: int = 0
-    base: BaseProbeResults = NO_PROBE_RESULTS
+    base: BaseProbeResults = BaseProbeResults()
     kept_of_base: tuple[int, ...] = ()
     broken_before: int = 0
     broken: int = 0
@@ -131,6 +123,16 @@ class ProbeResults:
     @property
     def base_right(self) -> int:
         return len(self.base.right)
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuality:
+    """See ``evaluate.measures``. None where there are too few lessons. The field names are stored."""
+
+    pmi: float | None = None
+    word_order_gap: float | None = None
+    novelty: float | None = None
+    learned_pmi: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,6 @@ class GenerationResults:
 
     asked: int = 0
     after: int = 0
-
-
-NOTHING_GENERATED = GenerationResults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +169,6 @@ class ThumbsResults:
     better: int = 0
     worse: int = 0
     p_value: float = 1.0
-
-
-NOTHING_RATED = ThumbsResults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +197,69 @@ class Leakage:
         return math.log2(count) - math.lgamma(count + 1) / math.log(2) / count
 
 
-NO_LEAKAGE_MEASURED = Leakage()
+@dataclass(frozen=True, slots=True)
+class EvalHistory:
+    """What a candidate inherits from earlier revisions: their evidence, and scores to keep.
+
+    Each candidate is compared with the stack that was live then. The e-values of all candidates of
+    a layer multiply. Suppose that no candidate makes an unseen lesson likelier more often than less
+    likely. Then the product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty,
+    however often one looks (Ville 1939). Three rules keep that true:
+
+    - Only lessons that were never trained on count.
+    - A lesson counts once in the life of a layer, when it first improved or regressed. It counts
+      for a refused candidate too. Otherwise repeated tries would bet on the same lessons until one
+      wins by chance.
+    - An e-value that confirmed a revision, alone or with feedback, is spent: the next candidate
+      starts with 1.
+
+    Attributes:
+        prior_e_value: The e-value of the layer before this candidate.
+        spent_items: The items that ``prior_e_value`` has counted.
+        decided_items: The items that the live revisions were promoted with.
+        base: Log-probs per token of held-out items under the bare base.
+        last: The same when the newest live revision was judged.
+        best: The highest ever.
+        base_probes: The base's answers to the probes.
+    """
+
+    prior_e_value: float = 1.0
+    spent_items: frozenset[str] = frozenset()
+    decided_items: frozenset[str] = frozenset()
+    base: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    base_probes: BaseProbeResults = BaseProbeResults()
+
+    def baseline(self, item: str, live: float, tie_margin: float) -> float | None:
+        """Return the best log-prob that a candidate must not undo, or None.
+
+        A ``live`` log-prob below the last judgement's is not due to a learn. The user rolled back,
+        or lowered a layer's weight. No candidate has to make up for it.
+
+        Args:
+            item: The key of the item.
+            live: Its log-prob per token under the live stack.
+            tie_margin: The largest change that is a tie, in nats a token.
+        """
+        last = self.last.get(item)
+        return None if last is not None and live < last - tie_margin else self.best.get(item)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that was measured of a candidate."""
 
-    undecided: tuple[EvalItem, ...]  # held out in the layer, and not among ``decided_items``
+    undecided: tuple[EvalItem, ...]  # held out in the layer, and not decided by its history
     retention: tuple[EvalItem, ...]  # everything that was held out before, of all layers
-    decided: tuple[EvalItem, ...]  # held out in the layer, and among them
+    decided: tuple[EvalItem, ...]  # held out in the layer, and decided by it
     probes: ProbeResults
     kl: float  # mean KL from the base on the probes, in nats a token
-    prior_e_value: float = 1.0  # of the candidate's history
-    spent_items: frozenset[str] = frozenset()  # items that ``prior_e_value`` has counted
-    decided_items: frozenset[str] = frozenset()  # items that the live revisions were promoted with
-    text_quality: TextQuality = NOT_MEASURED
-    generation: GenerationResults = NOTHING_GENERATED
-    thumbs: ThumbsResults = NOTHING_RATED
-    leakage: Leakage = NO_LEAKAGE_MEASURED
+    history: EvalHistory = EvalHistory()
+    text_quality: TextQuality = TextQuality()
+    generation: GenerationResults = GenerationResults()
+    thumbs: ThumbsResults = ThumbsResults()
+    leakage: Leakage = Leakage()
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
     @property
@@ -234,7 +274,7 @@ class Evidence:
             IMPROVED_FACTOR if item.improved else REGRESSED_FACTOR if item.regressed else 1.0
             for item in self._unspent()
         ]
-        return self.prior_e_value * (sum(factors) / len(factors) if factors else 1.0)
+        return self.history.prior_e_value * (sum(factors) / len(factors) if factors else 1.0)
 
     @property
     def measured(self) -> bool:
@@ -259,8 +299,8 @@ class Evidence:
             },
             # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
             "e_value": float(f"{self.e_value:.6g}"),
-            "spent_items": sorted(self.spent_items | newly_decided),
-            "decided_items": sorted(self.decided_items | newly_decided),
+            "spent_items": sorted(self.history.spent_items | newly_decided),
+            "decided_items": sorted(self.history.decided_items | newly_decided),
             "text_quality": asdict(self.text_quality),
             "generated": asdict(self.generation),
             "thumbs": asdict(self.thumbs),
@@ -272,72 +312,8 @@ class Evidence:
 
     def _unspent(self) -> list[EvalItem]:
         # A lesson has another key where its text was scrubbed since, and counts once all the same.
-        spent = {key.partition("/")[0] for key in self.spent_items}
+        spent = {key.partition("/")[0] for key in self.history.spent_items}
         return [item for item in self.undecided if item.signal.partition("/")[0] not in spent]
-
-
-@dataclass(frozen=True, slots=True)
-class EvalHistory:
-    """What a candidate inherits from earlier revisions: their evidence, and scores to keep.
-
-    Each candidate is compared with the stack that was live then. The e-values of all candidates of
-    a layer multiply. Suppose that no candidate makes an unseen lesson likelier more often than less
-    likely. Then the product reaches ``CONFIRMATION_E_VALUE`` in at most one layer of twenty,
-    however often one looks (Ville 1939). Three rules keep that true:
-
-    - Only lessons that were never trained on count.
-    - A lesson counts once in the life of a layer, when it first improved or regressed. It counts
-      for a refused candidate too. Otherwise repeated tries would bet on the same lessons until one
-      wins by chance.
-    - An e-value that confirmed a revision, alone or with feedback, is spent: the next candidate
-      starts with 1.
-
-    Attributes:
-        prior_e_value, spent_items, decided_items: As in ``Evidence``.
-        base: Log-probs per token of held-out items under the bare base.
-        last: The same when the newest live revision was judged.
-        best: The highest ever.
-        base_probes: The base's answers to the probes.
-    """
-
-    prior_e_value: float = 1.0
-    spent_items: frozenset[str] = frozenset()
-    decided_items: frozenset[str] = frozenset()
-    base: Mapping[str, float] = field(default_factory=dict)
-    last: Mapping[str, float] = field(default_factory=dict)
-    best: Mapping[str, float] = field(default_factory=dict)
-    base_probes: BaseProbeResults = NO_PROBE_RESULTS
-
-    def baseline(self, item: str, live: float, tie_margin: float) -> float | None:
-        """Return the best log-prob that a candidate must not undo, or None.
-
-        A ``live`` log-prob below the last judgement's is not due to a learn. The user rolled back,
-        or lowered a layer's weight. No candidate has to make up for it.
-
-        Args:
-            item: The key of the item.
-            live: Its log-prob per token under the live stack.
-            tie_margin: The largest change that is a tie, in nats a token.
-        """
-        last = self.last.get(item)
-        return None if last is not None and live < last - tie_margin else self.best.get(item)
-
-
-def read_history(store: Store, user: str, layer: str, live: Stack) -> EvalHistory:
-    """Return what a candidate for a layer inherits, by the catalog.
-
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The candidate's layer.
-        live: The live stack.
-    """
-    revisions = {each.id: each for each in store.catalog.revisions(user)}
-    return eval_history(
-        [revisions[entry.revision] for entry in live.entries],
-        layer,
-        [each for each in revisions.values() if (each.layer, each.base) == (layer, live.base)],
-    )
 
 
 def eval_history(
@@ -348,12 +324,12 @@ def eval_history(
     Args:
         heads: The live revisions of all layers.
         layer: The candidate's layer.
-        candidates: All revisions of this layer that were ever judged on the open base.
+        candidates: All revisions that were ever judged on the open base.
     """
     base: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, float] = {}
-    base_probes = NO_PROBE_RESULTS
+    base_probes = BaseProbeResults()
     # Each revision was judged by the items of all layers, and kept the best scores of those before
     # it. So the newest that scored an item decides.
     for head in sorted(heads, key=lambda head: head.at):

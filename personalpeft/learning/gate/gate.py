@@ -20,20 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import ClassVar
 
 from personalpeft.learning.data.assignment import lessons_for
-from personalpeft.learning.data.leak_filter import find_leak
 from personalpeft.learning.data.style import find_mixed_styles
-from personalpeft.learning.evaluate.measures import TextQuality
+from personalpeft.learning.evaluate.measures import find_leak
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,
     TIE_MARGIN,
     Evidence,
+    TextQuality,
 )
-from personalpeft.learning.layers import has_practice_since, trained_on
+from personalpeft.learning.layers import ancestors, trained_on
 from personalpeft.learning.outcomes import (
     MoveCause,
     Placement,
@@ -46,7 +47,7 @@ from personalpeft.learning.outcomes import (
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
 from personalpeft.store.store import Store
-from personalpeft.types import Json, Verdict
+from personalpeft.types import Json, Revision, Verdict
 
 PROBATION_E_VALUE = 1.2
 MAX_P_VALUE_OF_CLASSIFIER = 0.05
@@ -117,13 +118,7 @@ class Judgement:
 
 
 def judge_candidate(
-    store: Store,
-    plan: Plan,
-    revision: str,
-    evidence: Evidence,
-    margins: Margins,
-    *,
-    accept: bool,
+    store: Store, plan: Plan, revision: str, evidence: Evidence, margins: Margins, *, accept: bool
 ) -> Judgement:
     """Return the verdict on a candidate. No later stage changes it.
 
@@ -141,10 +136,7 @@ def judge_candidate(
         lesson.signal not in learned for lesson in plan.new_examples
     )
     judgement = judge(
-        evidence,
-        margins,
-        removes_lessons=plan.removes_lessons,
-        has_new_lessons=has_new_lessons,
+        evidence, margins, removes_lessons=plan.removes_lessons, has_new_lessons=has_new_lessons
     )
     if judgement.verdict is Verdict.PROMOTED:
         withdrawn = _find_withdrawal(store, plan.user, revision)
@@ -154,9 +146,16 @@ def judge_candidate(
     if accept and not judgement.live and (has_new_lessons or plan.rebuild_reason is None):
         judgement = override(judgement, evidence)
     reasons = (*plan.build_reasons, *judgement.reasons)
-    if head is not None and has_practice_since(store, head, plan.parent):
+    if _undoes_practice(store, plan, head):
         reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
     return replace(judgement, reasons=reasons)
+
+
+def _undoes_practice(store: Store, plan: Plan, head: Revision | None) -> bool:
+    """Return whether the head was practiced since the build's parent: no lesson brings that back."""
+    parent = plan.parent.id if plan.parent else None
+    since = takewhile(lambda each: each.id != parent, ancestors(store, head))
+    return any("practice" in each.recipe for each in since)
 
 
 def _find_withdrawal(store: Store, user: str, revision: str) -> Reason | None:
@@ -205,10 +204,7 @@ def judge(
         unclear = reason(ReasonCode.THUMBS_UNCLEAR, liked=thumbs.liked, disliked=thumbs.disliked)
         return replace(judgement, reasons=(*judgement.reasons, unclear))
     preferred = reason(
-        ReasonCode.PREFERRED,
-        better=thumbs.better,
-        worse=thumbs.worse,
-        asked=thumbs.asked,
+        ReasonCode.PREFERRED, better=thumbs.better, worse=thumbs.worse, asked=thumbs.asked
     )
     if thumbs.p_value > MAX_P_VALUE_OF_REPLIES:
         return replace(judgement, reasons=(*judgement.reasons, preferred))

@@ -1,68 +1,114 @@
 """Decide by later feedback whether a revision that went live on thin evidence stays live.
 
-The tests are in ``sequential_testing``.
-
 Invariants: only a user's own acts count, one for each turn, and only those that training is allowed
 on. If several revisions gave a reply together, its feedback counts for the one built last. The last
 change explains a change for the worse. A choice between two revisions counts for these alone. A
 revision is withdrawn only if a learn made it live, never if the user chose it. The same ledger
 gives the same result.
+
+Withdrawal: two anytime-valid tests (``rate_increase_e_values``) compare rates with those before the
+revision. One takes the rate of disliked replies, the other that of corrected ones. The mean of
+their e-values is tested. So they withdraw an equally good revision with a probability of at most
+1/20. With fewer than ``MIN_HISTORY`` earlier replies there is too little to compare with. Then a
+policy, and no test, compares dislikes with a fixed share. A user who learns each night rates few
+replies of each revision. So all replies since the last head that was final are compared as well,
+with those before, and the mean of both e-values counts (``RunFeedback``).
+``tests/fast/learning/test_probation_rates.py`` measures the error rates.
+
+Confirmation: the e-value of the lessons, times the e-value that the rate of liked replies rose.
+Likes alone confirm nothing: a user may like most replies of a worse revision too. Each learn gives
+a layer another chance, so its limit grows (``confirmation_limit``).
+
+A blind comparison with the revision before multiplies the side that it favours by 1.5 and the other
+side by 0.5. An e-value of ``CONFIRMATION_E_VALUE`` withdraws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 
-from personalpeft.learning.gate.sequential_testing import (
-    FeedbackOutcome,
-    ProbationResult,
-    RunFeedback,
-    sequential_test,
+from personalpeft.learning.gate.evidence import (
+    CONFIRMATION_E_VALUE,
+    IMPROVED_FACTOR,
+    REGRESSED_FACTOR,
 )
-from personalpeft.learning.outcomes import LearnOutcome, MoveCause
+from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.report import LearnReport
+from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.types import USER_SOURCE, HeadMove, Revision, Signal, SignalKind, Turn, Verdict
 
 _MAX_SIGNALS = 400
 """How many signals are read before the revision went live, and how many since."""
+MIN_HISTORY = 20
+"""Earlier replies with feedback, from which on rates can be compared."""
+ODDS_RATIO = 4.0
+"""The alternative: the odds of the outcome are this many times the odds before."""
+NUM_BLOCKS = 60
+"""The number of outcomes since the change over which those before it are spread."""
+_PRIOR_TRUE, _PRIOR_FALSE = 1.0, 5.0
+_MIN_SHARE = 0.25
 
 
-def review_probation_with_lease(
-    store: Store, user: str, now: Callable[[], datetime]
-) -> tuple[LearnReport, ...]:
-    """Take the user's learn lease, and ``review_probation``.
+class FeedbackOutcome(StrEnum):
+    """What the user's feedback says about one reply."""
 
-    Args:
-        store: The open home.
-        user: The user.
-        now: Returns the time.
+    LIKED = "liked"
+    DISLIKED = "disliked"
+    CORRECTED = "corrected"
+    WON = "won"
+    """Chosen in a blind comparison."""
+    LOST = "lost"
 
-    Raises:
-        Busy: A learn of the user runs.
+
+_COMPARED = frozenset({FeedbackOutcome.WON, FeedbackOutcome.LOST})
+
+
+@dataclass(frozen=True, slots=True)
+class ProbationResult:
+    """The end of a probation: WITHDRAWN or CONFIRMED, and why."""
+
+    outcome: LearnOutcome
+    reason: Reason
+    is_of_run: bool = False  # whether the replies of the whole run decided
+
+
+@dataclass(frozen=True, slots=True)
+class RunFeedback:
+    """Feedback on all revisions that followed one another on probation, up to the live one.
+
+    Attributes:
+        before: Feedback from before the first of them was live, oldest first.
+        since: Feedback on their replies, oldest first.
+        seen: For each rated reply of the live one, how many of ``since`` there were with it.
     """
+
+    before: Sequence[FeedbackOutcome] = ()
+    since: Sequence[FeedbackOutcome] = ()
+    seen: Sequence[int] = ()
+
+
+def review_probation_with_lease(services: Services, user: str) -> tuple[LearnReport, ...]:
+    """Take the user's learn lease, and ``review_probation``. Raises ``Busy`` if a learn runs."""
+    store = services.store
     if not _heads_on_probation(store, user):
         return ()
     with store.leases.acquire(learn_lease(user)):
-        return review_probation(store, user, now)
+        return review_probation(services, user)
 
 
-def review_probation(
-    store: Store, user: str, now: Callable[[], datetime]
-) -> tuple[LearnReport, ...]:
-    """Record the probations that end. The caller holds the user's learn lease.
+def review_probation(services: Services, user: str) -> tuple[LearnReport, ...]:
+    """Record the probations of a user that end, and return their reports.
 
-    Args:
-        store: The open home.
-        user: The user.
-        now: Returns the time.
-
-    Returns:
-        The reports of those that ended.
+    The caller holds the user's learn lease.
     """
+    store = services.store
     reports = []
     for revision in _heads_on_probation(store, user):
         history = store.catalog.head_moves(user, layer=revision.layer)
@@ -75,12 +121,12 @@ def review_probation(
         run, began = _probation_run(store, revision, history)
         of_run = _load_run(store, revision, run, began, list(rated)) if len(run) > 1 else None
         e_value = float(revision.scores.get("e_value", 1.0))
-        number = _probation_number(store, revision)
+        number = _probation_number(store, revision, history)
         result = sequential_test(before, since, e_value, number, of_run)
         if result is None:
             continue
         previous = began.before if result.is_of_run else learned[-1].before
-        report = _end_probation(store, revision, result, previous, now())
+        report = _end_probation(store, revision, result, previous, services.clock.now())
         reports += [report] if report is not None else []
     return tuple(reports)
 
@@ -108,14 +154,13 @@ def _probation_run(
             return run, began
 
 
-def _probation_number(store: Store, revision: Revision) -> int:
+def _probation_number(store: Store, revision: Revision, history: Sequence[HeadMove]) -> int:
     """Return which probation of its layer a revision is on since the last confirmed one, from 1."""
     revisions = store.catalog.revisions(revision.user, layer=revision.layer)
     final = {
         each.id for each in revisions if each.verdict is Verdict.PROMOTED and not each.probation
     }
-    moves = store.catalog.head_moves(revision.user, layer=revision.layer)
-    learned = list(dict.fromkeys(x.after for x in moves if x.cause == MoveCause.LEARN))
+    learned = list(dict.fromkeys(x.after for x in history if x.cause == MoveCause.LEARN))
     number = 0
     for each in learned[: learned.index(revision.id) + 1]:
         number = 0 if each in final else number + 1
@@ -135,7 +180,6 @@ def _end_probation(
         outcome=result.outcome,
         reasons=(result.reason,),
         at=at,
-        seconds=0.0,
         revision=revision.id,
         previous_head=previous,
     )
@@ -235,3 +279,149 @@ def _outcome_of(signals: Sequence[Signal]) -> FeedbackOutcome | None:
     if any(signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE) for signal in signals):
         return FeedbackOutcome.CORRECTED
     return FeedbackOutcome.LIKED if max(values, default=0) > 0 else None
+
+
+def confirmation_limit(number: int) -> float:
+    """Return the e-value that confirms in a layer's probation of a number, counted from 1.
+
+    In one probation without benefit, the e-value reaches a limit L with a probability of at most
+    1/L (Ville 1939). The inverses of these limits add up to 1/20 over all probations of a layer.
+    """
+    return CONFIRMATION_E_VALUE * number * (number + 1)
+
+
+def sequential_test(
+    before: Sequence[FeedbackOutcome],
+    since: Sequence[FeedbackOutcome],
+    e_value: float = 1.0,
+    number: int = 1,
+    run: RunFeedback | None = None,
+) -> ProbationResult | None:
+    """Return the end of a probation, or None while it goes on.
+
+    Args:
+        before: Feedback from before the revision was live, oldest first.
+        since: Feedback on its own replies, oldest first.
+        e_value: The e-value of its lessons.
+        number: The number of the probation in its layer since the last confirmation, from 1.
+        run: The same feedback, if revisions on probation came before it. None for the first one.
+    """
+    limit = confirmation_limit(number)
+    rated_before = [each for each in before if each not in _COMPARED]
+    rated: list[FeedbackOutcome] = []
+    against, better = [1.0], [1.0]
+    won = lost = 0
+    if rated_since := [each for each in since if each not in _COMPARED]:
+        against += withdrawal_e_values(rated_before, rated_since)
+        better += rate_increase_e_values(
+            [each is FeedbackOutcome.LIKED for each in rated_before],
+            [each is FeedbackOutcome.LIKED for each in rated_since],
+        )
+    of_run = against if run is None else _run_e_values(run)
+    # After each reply, so that the result does not depend on when one looks.
+    for outcome in since:
+        won += outcome is FeedbackOutcome.WON
+        lost += outcome is FeedbackOutcome.LOST
+        if outcome not in _COMPARED:
+            rated.append(outcome)
+        own, whole = against[len(rated)], of_run[len(rated)]
+        if (own + whole) / 2 * _comparison_e_value(lost, won) >= CONFIRMATION_E_VALUE:
+            if run is not None and whole > own:
+                seen = run.since[: run.seen[len(rated) - 1]]
+                why = _withdrawal(run.before, seen, lost)
+                return ProbationResult(LearnOutcome.WITHDRAWN, why, is_of_run=True)
+            return ProbationResult(LearnOutcome.WITHDRAWN, _withdrawal(rated_before, rated, lost))
+        if e_value * better[len(rated)] * _comparison_e_value(won, lost) >= limit:
+            liked = rated.count(FeedbackOutcome.LIKED) + won
+            why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
+            return ProbationResult(LearnOutcome.CONFIRMED, why)
+    return None
+
+
+def _run_e_values(run: RunFeedback) -> list[float]:
+    """Return the e-value against a run before and after each rated reply of the live revision."""
+    values = [1.0, *withdrawal_e_values(run.before, run.since)]
+    return [1.0, *(values[seen] for seen in run.seen)]
+
+
+def withdrawal_e_values(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome]
+) -> list[float]:
+    """Return the e-value against a revision after each of its rated replies."""
+    if len(before) < MIN_HISTORY:
+        return _policy_e_values(before, since)
+    by_kind = [
+        rate_increase_e_values([each is kind for each in before], [each is kind for each in since])
+        for kind in (FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED)
+    ]
+    return [sum(values) / len(values) for values in zip(*by_kind, strict=True)]
+
+
+def rate_increase_e_values(before: Sequence[bool], since: Sequence[bool]) -> list[float]:
+    """Return the e-value for a higher rate since the change, after each outcome since.
+
+    Outcomes are oldest first. Each new one forms a block with a fixed number of outcomes from
+    before the change. Under equal rates, a block's likelihood ratio has mean 1 or less (Turner et al.
+    2021, arXiv 2106.02693, equation 2.4). So the product over blocks reaches 20 with a probability
+    of at most 1/20, however often one looks (Ville 1939).
+
+    Once the outcomes from before are used up, the e-value stays.
+    """
+    per_block = max(1, len(before) // NUM_BLOCKS)
+    # The newest first: they compare best with what comes next.
+    newest_first = before[::-1]
+    blocks = [newest_first[at : at + per_block] for at in range(0, len(before), per_block)]
+    num_true, num_false = _PRIOR_TRUE, _PRIOR_FALSE
+    e_value, e_values = 1.0, []
+    for outcome, block in itertools.zip_longest(since, blocks[: len(since)], fillvalue=()):
+        if block:
+            # The rates of the alternative depend on earlier blocks alone. Otherwise the mean of the
+            # ratio could exceed 1 unnoticed.
+            old = num_true / (num_true + num_false)
+            new = ODDS_RATIO * old / (1 - old + ODDS_RATIO * old)
+            null = (len(block) * old + new) / (len(block) + 1)
+            e_value *= new / null if outcome else (1 - new) / (1 - null)
+            hits = sum(block)
+            misses = len(block) - hits
+            e_value *= (old / null) ** hits * ((1 - old) / (1 - null)) ** misses
+            num_true += hits
+            num_false += misses
+        e_values.append(e_value)
+    return e_values
+
+
+def _comparison_e_value(num_for: int, num_against: int) -> float:
+    """Return the e-value against the hypothesis that blind comparisons are tosses of a coin."""
+    return IMPROVED_FACTOR**num_for * REGRESSED_FACTOR**num_against
+
+
+def _policy_e_values(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome]
+) -> list[float]:
+    """Return (q / p)^k ((1 - q) / (1 - p))^(n - k) for k dislikes of n replies, q = (1 + p) / 2.
+
+    p is the share of dislikes before, with one reply of each sort added, and at least a quarter.
+    """
+    disliked = before.count(FeedbackOutcome.DISLIKED)
+    share = max(_MIN_SHARE, (disliked + 1) / (len(before) + 2))
+    alternative = (1 + share) / 2
+    factors = [
+        alternative / share if each is FeedbackOutcome.DISLIKED else (1 - alternative) / (1 - share)
+        for each in since
+    ]
+    return list(itertools.accumulate(factors, operator.mul))
+
+
+def _withdrawal(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], lost: int
+) -> Reason:
+    """Return the reason: the kind of feedback that rose more, lost comparisons as dislikes."""
+
+    def rise(kind: FeedbackOutcome) -> float:
+        return since.count(kind) / max(1, len(since)) - before.count(kind) / max(1, len(before))
+
+    kind = max(FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED, key=rise)
+    bad = since.count(kind) + (lost if kind is FeedbackOutcome.DISLIKED else 0)
+    earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
+    counts = {"bad": bad, "replies": len(since) + lost, "kind": str(kind), "earlier": earlier}
+    return Reason(ReasonCode.WITHDRAWN, counts)

@@ -1,4 +1,4 @@
-"""The rounds of one practice: sample replies, verify them, train on them, repeat.
+"""One practice: its plan, and its rounds. Sample replies, verify them, train on them, repeat.
 
 Each round samples from the layer as it is then, so the policy gradient is on-policy. The first
 rounds train on replies that passed (rejection sampling), the others follow the rewards.
@@ -11,35 +11,257 @@ most one step, or the replies of the running round.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import map_model_errors
-from personalpeft.engine.engine import Engine
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.errors import InvalidInput
 from personalpeft.learning.candidate import build_adapter
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.evaluate.eval_job import EvalTask
+from personalpeft.learning.gate.evidence import Evidence
+from personalpeft.learning.layers import LayerState, replace_layer
 from personalpeft.learning.options import cancelled_error
-from personalpeft.learning.rl.plan import PracticePlan, RLState, StepLosses
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import (
+    PolicyGradientLoss,
+    RLState,
     RolloutGroup,
+    StepLosses,
+    compute_advantages,
     derive_seed,
-    policy_gradient_step,
+    is_eval_task,
     sample_rollouts,
     select_tasks,
 )
-from personalpeft.learning.train.checkpoint import (
+from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
+from personalpeft.learning.train.loop import (
     CheckpointStore,
+    LoopControl,
     encode_checkpoint,
     restore_checkpoint,
 )
-from personalpeft.learning.train.config import RLConfig
-from personalpeft.learning.train.loop import LoopControl
 from personalpeft.learning.train.losses import SFTLoss
-from personalpeft.plugins import Task
-from personalpeft.types import Sampling, Stack
+from personalpeft.plugins import RIGHT, CheckedRewardShaper, CheckedVerifier, Task
+from personalpeft.services import Services
+from personalpeft.types import (
+    Json,
+    Message,
+    Sampling,
+    SignalRole,
+    Stack,
+    StackEntry,
+    canonical_digest,
+)
 
 RESUME_HINT = "The next practice of these tasks goes on from what was done."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticePlan(Plan):
+    """What one practice is made of: tasks in the place of lessons.
+
+    ``config`` says how to practice. ``train_tasks`` are practiced, ``eval_tasks`` are for the gate.
+    ``state`` is set when the rounds have ended.
+    """
+
+    config: RLConfig
+    verifier: CheckedVerifier
+    shaping: CheckedRewardShaper | None
+    train_tasks: tuple[Task, ...]
+    eval_tasks: tuple[Task, ...]
+    state: RLState | None = None
+
+    @property
+    def steps(self) -> int:
+        """The steps that were made."""
+        return self.state.steps if self.state else 0
+
+    @property
+    def progress(self) -> int:
+        """The rounds that were made."""
+        return self.state.rounds if self.state else 0
+
+    @property
+    def plugin_names(self) -> dict[str, str | None]:
+        """The plugins that decide a round, as a recipe stores them."""
+        return {
+            "verifier": self.verifier.name,
+            "family": self.verifier.family,
+            "shaping": self.shaping.name if self.shaping else None,
+        }
+
+    @property
+    def rounds_before(self) -> int:
+        """Rounds that the parent was practiced on such tasks since it last learned from lessons."""
+        before = self.parent.recipe.get("practice", {}) if self.parent else {}
+        same = all(before.get(key) == self.plugin_names[key] for key in ("verifier", "family"))
+        return int(before["rounds"]) if before and same else 0
+
+    @property
+    def stored_recipe(self) -> Json:
+        """How the layer was built, as a revision stores it."""
+        rounds = self.rounds_before + self.progress
+        practice = {**self.config.to_stored(), **self.plugin_names, "rounds": rounds}
+        stored = {**self.recipe.to_stored(), "steps": self.steps, "practice": practice}
+        return {**stored, **self.weights_form}
+
+    @property
+    def data_digest(self) -> str:
+        """Digest of the tasks that are practiced."""
+        return canonical_digest([[task.id, task.prompt] for task in self.train_tasks])
+
+    @property
+    def inputs_digest(self) -> str:
+        """Digest of all that a build depends on; without ``state``, of what a step depends on."""
+        return canonical_digest(
+            {
+                "format": BUILD_FORMAT,
+                "base": self.live.base,
+                "layer": self.layer,
+                "practice": {
+                    **self.config.to_digest(),
+                    **self.plugin_names,
+                    "rounds": self.rounds_before,
+                },
+                "tasks": self.data_digest,
+                "recipe": self.recipe.to_digest(),
+                "rounds": self.state.rounds if self.state else None,
+                "steps": self.state.steps if self.state else None,
+                "parent": self.parent.digest if self.parent else None,
+                "below": self.below.digest,
+                **self.weights_form,
+            }
+        )
+
+    @property
+    def signal_roles(self) -> dict[str, SignalRole]:
+        """No signal: tasks are practiced."""
+        return {}
+
+    @property
+    def figures(self) -> Json:
+        """The course of the practice, for the scores of the revision."""
+        return {"practice": self.state.summary()} if self.state else {}
+
+    def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
+        """Return no lesson: the practice is to improve its tasks."""
+        return ()
+
+    def samples_rejections(self, rounds: int) -> bool:
+        """Return whether the last of so many rounds trains on replies that passed."""
+        return self.rounds_before + rounds <= self.config.rejection_rounds
+
+    def request(self, task: Task, stack: Stack, sampling: Sampling) -> Request:
+        """Return how a stack is asked a task."""
+        messages = (Message("user", task.prompt),)
+        return Request(self.user, messages, stack, sampling, background=True)
+
+    def eval_tasks_for(self, candidate: Stack) -> list[EvalTask]:
+        """Return the evaluation tasks for the live stack and one with a candidate."""
+        sampling = Sampling(max_tokens=self.config.max_completion_length)
+        return [
+            EvalTask(
+                f"task_{derive_seed(task.prompt):08x}",
+                task,
+                self.request(task, self.live, sampling),
+                self.request(task, candidate, sampling),
+            )
+            for task in self.eval_tasks
+        ]
+
+    def stack_with(self, digest: str) -> Stack:
+        """Return the live stack with an adapter as this layer, at weight 1 as it is trained."""
+        revision = f"{self.layer}@{digest[:12]}"
+        return replace_layer(self.live, StackEntry(self.layer, revision, digest, 1.0))
+
+    def explain_no_step(self) -> Reason:
+        """Return why the rounds made no step."""
+        state = self.state or RLState()
+        tasks = state.summary()["tasks"]
+        if not any(state.pass_rates):
+            return reason(ReasonCode.NO_REPLY_PASSED, replies=state.replies)
+        if tasks["solved"] and not tasks["open"]:
+            solved = tasks["solved"]
+            return reason(ReasonCode.ALL_TASKS_SOLVED, tasks=solved, replies=state.replies)
+        return reason(ReasonCode.NO_REWARD_CONTRAST, replies=state.replies)
+
+
+def plan_practice(
+    services: Services,
+    state: LayerState,
+    recipe: TrainingConfig,
+    config: RLConfig,
+    verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
+    began: float,
+) -> PracticePlan:
+    """Draw the tasks of a practice: others than before once the head has changed.
+
+    Args:
+        services: The wired parts.
+        state: The layer to practice, as it is now.
+        recipe: The training configuration of the layer where it has no head.
+        config: How to practice.
+        verifier: Sets the tasks and scores replies.
+        shaping: Changes the rewards of a group of replies, or None.
+        began: When the practice began, on the timer.
+
+    Raises:
+        InvalidInput: The verifier has too few different tasks.
+        PluginError: The verifier failed.
+    """
+    head = state.head
+    seed = derive_seed("tasks", config.seed, state.layer, head.digest if head else None)
+    tasks = verifier.tasks(seed, 4 * max(config.num_train_tasks, config.num_eval_tasks))
+    held_out = tuple(filter(is_eval_task, tasks))[: config.num_eval_tasks]
+    train = tuple(task for task in tasks if not is_eval_task(task))[: config.num_train_tasks]
+    if not held_out or not train:
+        raise InvalidInput(
+            f"{verifier.name} has too few different tasks: {len(train)} to practice and"
+            f" {len(held_out)} to judge by.",
+            hint="Choose a larger family: a quarter of all tasks is held out for the gate.",
+        )
+    return PracticePlan(
+        user=state.user,
+        layer=state.layer,
+        recipe=recipe.with_shape_of(head.recipe) if head else recipe,
+        live=state.live,
+        below=state.below,
+        parent=head,
+        began=began,
+        holdout=state.holdout,
+        other_holdout=state.holdout_beside,
+        config=config,
+        verifier=verifier,
+        shaping=shaping,
+        train_tasks=train,
+        eval_tasks=held_out,
+        maps_weights=services.training_backend.maps_weights,
+    )
+
+
+def allow_regressions(plan: PracticePlan, evidence: Evidence) -> Evidence:
+    """Return evidence in which no demonstration of the skill counts as regressed, but as forgotten.
+
+    Tasks judge the skill now, and may be solved in another way than the one that was shown.
+    """
+    own = {lesson.key for lesson in plan.holdout}
+    retention = [
+        replace(
+            item,
+            before=min(item.before, item.after),
+            best=item.before if item.best is None else max(item.before, item.best),
+        )
+        if item.signal in own
+        else item
+        for item in evidence.retention
+    ]
+    return replace(evidence, retention=tuple(retention))
 
 
 @dataclass(slots=True)
@@ -52,7 +274,6 @@ class RLLoop:
     checkpoints: CheckpointStore
     control: LoopControl
     state: RLState = field(default_factory=RLState)
-    _inputs_digest: str = field(init=False)
     _steps_before: int = field(init=False)
 
     def run(self) -> RLState:
@@ -61,8 +282,8 @@ class RLLoop:
         Returns the state at the end. At least one round is sampled and one of its steps made,
         whatever the budget.
         """
-        self._inputs_digest = self.plan.inputs_digest
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, self._inputs_digest)
+        digest = self.plan.inputs_digest
+        progress = restore_checkpoint(self.checkpoints.load(), self.session, digest)
         if progress is not None:
             self.state = RLState.from_json(progress)
         state, rounds = self.state, self.plan.config.rounds
@@ -135,8 +356,28 @@ class RLLoop:
         """Return the steps of the round that was just sampled."""
         if self.plan.samples_rejections(self.state.rounds):
             return rejection_sampling(self.state.passed, self.plan.config, rng)
-        batch = policy_gradient_step(groups, self.plan.shaping, self.plan.config)
+        batch = self._policy_gradient(groups)
         return (batch,) if batch else ()
+
+    def _policy_gradient(self, groups: Sequence[RolloutGroup]) -> StepLosses:
+        """Return one loss for each reply whose advantage is not 0."""
+        config, shaping = self.plan.config, self.plan.shaping
+        used: list[tuple[Continuation, float]] = []
+        for group in groups:
+            rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+            if shaping is not None:
+                attempts = [rollout.attempt for rollout in group.rollouts]
+                shaped = shaping.shape(attempts, group.pass_rate)
+                for each, reward in zip(rewards, shaped, strict=True):
+                    each[RIGHT] = reward
+            advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+            used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
+        return tuple(
+            PolicyGradientLoss(
+                reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
+            )
+            for reply, advantage in used
+        )
 
     def _wait(self) -> None:
         self.control.wait()
@@ -151,7 +392,7 @@ class RLLoop:
         with map_practice_errors():
             session_state = self.session.state()
         self.checkpoints.save(
-            encode_checkpoint(session_state, self._inputs_digest, self.state.to_json())
+            encode_checkpoint(session_state, self.plan.inputs_digest, self.state.to_json())
         )
 
 

@@ -8,6 +8,9 @@ skipped task is tried again in time.
 Each reward is centred on the median of its group (MC-GRPO). With five replies the median one has no
 effect. One lucky reply does not make the other four bad as a mean would. Several rewards are
 normalised one by one before they are added (GDPO), so none outweighs the others by its scale.
+
+Invariant: ``RLState`` and the session's weights hold all that the next step depends on. So a
+resumed practice gives the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,18 +18,18 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.options import Condition, cancelled_error
-from personalpeft.learning.train.config import RLConfig
-from personalpeft.learning.train.losses import BaseLoss
-from personalpeft.plugins import RIGHT, Attempt, CheckedRewardShaper, CheckedVerifier, Task
+from personalpeft.learning.train.losses import BaseLoss, SFTLoss
+from personalpeft.plugins import RIGHT, Attempt, CheckedVerifier, Task
 
 State: TypeAlias = Literal["open", "solved", "hopeless"]
 
@@ -258,29 +261,67 @@ def _normalise(values: Sequence[float]) -> tuple[float, ...]:
     return tuple((value - centre) / max(spread, MIN_SPREAD) for value in values)
 
 
-def policy_gradient_step(
-    groups: Sequence[RolloutGroup], shaping: CheckedRewardShaper | None, config: RLConfig
-) -> tuple[PolicyGradientLoss, ...]:
-    """Return the losses of a round: one for each reply whose advantage is not 0.
+StepLosses: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
+"""The losses of one step."""
 
-    Args:
-        groups: The replies of the round.
-        shaping: Changes the rewards of a group of replies, or None.
-        config: The limit of a reply, and the weight of the KL.
+
+@dataclass(slots=True)
+class RLState:
+    """The state of a practice. The running loop owns it.
+
+    ``passed`` are the different replies that passed, in order of discovery. ``pending`` are the
+    remaining steps of the last round.
     """
-    used: list[tuple[Continuation, float]] = []
-    for group in groups:
-        rewards = [dict(rollout.rewards) for rollout in group.rollouts]
-        if shaping is not None:
-            attempts = [rollout.attempt for rollout in group.rollouts]
-            shaped = shaping.shape(attempts, group.pass_rate)
-            for each, reward in zip(rewards, shaped, strict=True):
-                each[RIGHT] = reward
-        advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
-        used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
-    return tuple(
-        PolicyGradientLoss(
-            reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
-        )
-        for reply, advantage in used
-    )
+
+    posteriors: dict[str, TaskPosterior] = field(default_factory=dict)
+    rounds: int = 0
+    steps: int = 0
+    replies: int = 0
+    pass_rates: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    passed: list[Continuation] = field(default_factory=list)
+    pending: tuple[StepLosses, ...] = ()
+
+    def record_round(self, groups: Sequence[RolloutGroup]) -> None:
+        """Add the replies of one round."""
+        for group in groups:
+            failed = len(group.rollouts) - group.passed
+            posterior = self.posteriors.get(group.task.id, UNSEEN)
+            self.posteriors[group.task.id] = posterior.update(group.passed, failed)
+        replies = [rollout for group in groups for rollout in group.rollouts]
+        passed = [rollout.reply for rollout in replies if rollout.attempt.passed]
+        self.rounds += 1
+        self.replies += len(replies)
+        self.pass_rates.append(round(len(passed) / len(replies), 4))
+        self.lengths.append(round(sum(each.length for each in replies) / len(replies), 4))
+        self.passed = list(dict.fromkeys((*self.passed, *passed)))
+
+    def record_step(self) -> None:
+        """Remove the step that was made. The counts of the tasks decay."""
+        self.steps += 1
+        self.pending = self.pending[1:]
+        self.posteriors = {task: each.decay() for task, each in self.posteriors.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts, and pass rate and length by round, as a report stores them."""
+        states = [posterior.state for posterior in self.posteriors.values()]
+        return {
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "replies": self.replies,
+            "tasks": {state: states.count(state) for state in ("open", "solved", "hopeless")},
+            "pass_rate": self.pass_rates,
+            "length": self.lengths,
+        }
+
+    def to_json(self) -> Any:
+        """Return the state as a checkpoint holds it."""
+        return _STATE.dump_python(self, mode="json")
+
+    @staticmethod
+    def from_json(data: Any) -> RLState:
+        """Return the state that ``to_json`` gave."""
+        return _STATE.validate_python(data)
+
+
+_STATE = TypeAdapter(RLState)

@@ -123,7 +123,7 @@ class TrainingConfig(CardConfig):
     )
     beta: Number = 0.1  # beta of DPO and KTO
     fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
-    few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
+    few_shot_replies: Size = 4  # few-shot replies a step (train/train_plans.py)
     few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
     num_paraphrases: Size = 5  # more wordings of each question about a fact
@@ -138,7 +138,7 @@ class TrainingConfig(CardConfig):
     max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = (
         MAX_LENGTH  # tokens at which a reply is cut
     )
-    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see lesson.py
     seed: Size = 0  # of A and of the order of lessons
     # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
     scrub: Annotated[tuple[Country, ...], Field(strict=False)] = ()

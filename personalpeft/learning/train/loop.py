@@ -7,33 +7,37 @@ Invariants:
   it, otherwise up to rounding.
 - Another thread writes each step to a checkpoint. A step begins only when the checkpoint before the
   last is durable. So a kill costs at most one finished step and the running one.
+- Only the same build resumes a checkpoint, and only a whole one. A torn or altered file, or one of
+  other inputs or of an older version, is ignored. Then the build starts anew.
 - A session that fails leaves the group and the others go on.
+
+A checkpoint is one safetensors file. It has the arrays of the training session. Its metadata has
+the progress (JSON) and a digest over both and over the inputs of the build.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session
 from personalpeft.backends.error_mapping import map_model_errors
-from personalpeft.errors import PersonalPeftError, ServingFailed
+from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
 from personalpeft.learning.options import cancelled_error, not_cancelled, wait_while
-from personalpeft.learning.train.checkpoint import (
-    CheckpointStore,
-    SessionState,
-    encode_checkpoint,
-    restore_checkpoint,
-)
 from personalpeft.learning.train.config import TrainingConfig
-
-log = logging.getLogger(__name__)
+from personalpeft.store.store import Store
 
 T = TypeVar("T")
 
@@ -45,10 +49,33 @@ _LESS_MEMORY = (
 )
 
 
+SessionState = Mapping[str, npt.NDArray[np.float32]]
 TrainStep = Callable[
     [Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]
 ]
 """``Backend.advance``: one step of several sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStore:
+    """Where one build keeps its checkpoint; ``save`` replaces the file as a whole."""
+
+    load: Callable[[], bytes | None]
+    save: Callable[[bytes], None]
+
+    @classmethod
+    def of_layer(cls, store: Store, user: str, layer: str) -> Self:
+        """Return the store of a user's layer, in the home's session folder.
+
+        Args:
+            store: The open home.
+            user: The user.
+            layer: The layer.
+        """
+        return cls(
+            lambda: store.load_checkpoint(user, layer),
+            lambda data: store.save_checkpoint(user, layer, data),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +253,47 @@ def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
         raise
     except PersonalPeftError as error:
         return error
+
+
+def encode_checkpoint(state: SessionState, inputs_digest: str, progress: Any) -> bytes:
+    """Return the bytes of a checkpoint.
+
+    Args:
+        state: The arrays of the training session.
+        inputs_digest: The digest of all that the build depends on.
+        progress: How far the training came, as JSON data.
+    """
+    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
+    text = json.dumps(progress)
+    metadata = {"progress": text, "digest": _checkpoint_digest(inputs_digest, text, arrays)}
+    return safetensors.numpy.save(arrays, metadata)
+
+
+def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str) -> Any:
+    """Restore a session from a checkpoint, and return the progress; None if it cannot be used.
+
+    Args:
+        data: The bytes of the checkpoint; None where there is none.
+        session: The training session.
+        inputs_digest: The digest of all that the build depends on.
+    """
+    if data is None:
+        return None
+    try:
+        tensors = read_tensors(data, source="the checkpoint")
+        text = tensors.metadata["progress"]
+        # Without this, a wrong number that is still a number would reach the revision unnoticed.
+        if tensors.metadata["digest"] != _checkpoint_digest(inputs_digest, text, tensors.arrays):
+            return None
+        session.restore(tensors.arrays)
+        return json.loads(text)
+    except (AdapterError, KeyError, ValueError):
+        return None
+
+
+def _checkpoint_digest(inputs_digest: str, progress: str, arrays: SessionState) -> str:
+    digest = hashlib.sha256(f"{inputs_digest} {progress} ".encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

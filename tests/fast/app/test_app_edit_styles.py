@@ -13,7 +13,7 @@ from benchmarks.personas import pools
 from benchmarks.result_cache import ResultCache
 from benchmarks.thumbs import ThumbsRun, bench_thumbs, select_preferences
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 
 pytestmark = pytest.mark.exhaustive
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from benchmarks.personas import General, Habit, Persona, load_personas, mentions, pools
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 
 pytestmark = pytest.mark.exhaustive
 

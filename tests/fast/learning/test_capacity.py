@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from runtime_makers import correct, open_runtime, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.data.capacity import (
+from personalpeft.learning.data.lesson import (
     RECOMMENDED_TOKENS_PER_PARAMETER,
+    Lesson,
     count_parameters,
     fit_lessons,
 )
-from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
@@ -61,10 +61,9 @@ def test_memory_layer_keeps_the_newest_lessons_that_fit(
     lessons: list[Lesson],
 ) -> None:
     fit, room = fit_lessons(lessons, "memory", RECIPE, ARCHITECTURE, count_words)
-    assert room is not None
-    assert room.max_tokens == 60
-    assert room.recommended_tokens == int(room.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
-    assert room.tokens <= room.max_tokens
+    assert room["max_tokens"] == 60
+    assert room["recommended_tokens"] == int(room["parameters"] * RECOMMENDED_TOKENS_PER_PARAMETER)
+    assert room["tokens"] <= room["max_tokens"]
     kept = {each.signal for each in fit}
     assert fit == tuple(each for each in lessons if each.signal in kept)
     sizes = {
@@ -75,10 +74,10 @@ def test_memory_layer_keeps_the_newest_lessons_that_fit(
         )
         for signal in {each.signal: None for each in lessons}
     }
-    assert room.tokens == sum(sizes[signal] for signal in kept)
+    assert room["tokens"] == sum(sizes[signal] for signal in kept)
     newer = 0
     for signal in reversed(sizes):
-        assert (signal in kept) == (newer + sizes[signal] <= room.max_tokens)
+        assert (signal in kept) == (newer + sizes[signal] <= room["max_tokens"])
         newer += sizes[signal] * (signal in kept)
 
 
@@ -89,17 +88,14 @@ def test_long_newest_fact_leaves_room_for_older_ones() -> None:
     )
     fit, room = fit_lessons([small, long], "memory", RECIPE, ARCHITECTURE, count_words)
     assert fit == (small,)
-    assert room is not None
-    assert room.tokens == 6
+    assert room["tokens"] == 6
 
 
 @given(lessons=LESSONS)
 def test_style_and_skills_have_no_capacity_limit(lessons: list[Lesson]) -> None:
     for layer in ("style", "skill.email"):
-        assert fit_lessons(lessons, layer, RECIPE, ARCHITECTURE, count_words) == (
-            tuple(lessons),
-            None,
-        )
+        fit = fit_lessons(lessons, layer, RECIPE, ARCHITECTURE, count_words)
+        assert fit == (tuple(lessons), {})
 
 
 def test_lessons_without_capacity_are_listed_in_report_and_signal_statuses(

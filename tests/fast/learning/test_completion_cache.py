@@ -12,7 +12,7 @@ from runtime_makers import ask, correct, open_runtime
 
 from personalpeft import Runtime
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.settings import CACHE
 
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from personalpeft.learning.data.leak_filter import Leak, find_leak
 from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.evaluate.measures import Leak, find_leak
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(

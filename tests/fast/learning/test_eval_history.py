@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
-    NO_PROBE_RESULTS,
     REGRESSED_FACTOR,
     TIE_MARGIN,
     BaseProbeResults,
@@ -55,16 +54,7 @@ NOTHING = EvalHistory()
 
 
 def evidence(undecided: list[EvalItem], history: EvalHistory = NOTHING) -> Evidence:
-    return Evidence(
-        tuple(undecided),
-        (),
-        (),
-        ProbeResults(),
-        0.0,
-        history.prior_e_value,
-        history.spent_items,
-        history.decided_items,
-    )
+    return Evidence(tuple(undecided), (), (), ProbeResults(), 0.0, history)
 
 
 def improved(*signals: str) -> list[EvalItem]:
@@ -146,7 +136,7 @@ def test_probe_results_of_the_base_are_reused() -> None:
         probes=ProbeResults(asked=6, base=base_results, kept_of_base=(1, 3)),
     )
     assert eval_history([judged(seen)], "skill.email").base_probes == base_results
-    assert eval_history([REVISION], "style").base_probes == NO_PROBE_RESULTS
+    assert eval_history([REVISION], "style").base_probes == BaseProbeResults()
 
 
 def test_loss_accepted_by_name_lowers_the_baseline_of_later_candidates() -> None:

@@ -29,7 +29,7 @@ from personalpeft.learning.data.facts import (
     helpful_turns,
     paraphrase,
 )
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.store.home import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
-from personalpeft.learning.evaluate.measures import TextQuality
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     TIE_MARGIN,
     BaseProbeResults,
+    EvalHistory,
     EvalItem,
     Evidence,
     GenerationResults,
     ProbeResults,
+    TextQuality,
 )
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
@@ -61,10 +62,12 @@ def evidences(draw: st.DrawFn) -> Evidence:
             broken_before=draw(st.integers(0, asked)),
         ),
         kl=draw(st.floats(0, 10) | st.just(math.nan)),
-        prior_e_value=draw(st.floats(0.01, CONFIRMATION_E_VALUE)),
-        spent_items=draw(st.frozensets(st.sampled_from([each.signal for each in undecided])))
-        if undecided
-        else frozenset(),
+        history=EvalHistory(
+            draw(st.floats(0.01, CONFIRMATION_E_VALUE)),
+            draw(st.frozensets(st.sampled_from([each.signal for each in undecided])))
+            if undecided
+            else frozenset(),
+        ),
     )
 
 
@@ -186,7 +189,7 @@ def test_improvement_and_regression_are_symmetric_and_a_tie_is_neither() -> None
 @pytest.mark.parametrize(("learns", "probation"), [(3, True), (7, True), (8, False)])
 @pytest.mark.parametrize("wins", [1, 12])
 def test_thin_evidence_goes_live_on_probation(learns: int, wins: int, probation: bool) -> None:
-    seen = evidence(undecided=items(improved=wins), prior_e_value=1.5 ** (learns - 1))
+    seen = evidence(undecided=items(improved=wins), history=EvalHistory(1.5 ** (learns - 1)))
     judgement = judge(seen, MARGINS)
     assert (judgement.verdict, judgement.probation) == (Verdict.PROMOTED, probation)
     assert (1.5**learns >= CONFIRMATION_E_VALUE) is not probation
@@ -453,11 +456,10 @@ def test_item_without_known_best_is_compared_with_the_live_stack() -> None:
 @few
 @given(seen=evidences())
 def test_spent_item_does_not_count_again(seen: Evidence) -> None:
-    again = replace(
-        seen, prior_e_value=seen.e_value, spent_items=frozenset(seen.as_json()["spent_items"])
-    )
+    spent = frozenset(seen.as_json()["spent_items"])
+    again = replace(seen, history=EvalHistory(seen.e_value, spent))
     assert again.e_value == seen.e_value
-    assert set(seen.as_json()["spent_items"]) >= seen.spent_items
+    assert spent >= seen.history.spent_items
 
 
 @few
@@ -532,7 +534,10 @@ def test_reason_names_lessons_retracted_with_the_build() -> None:
     assert alone.verdict is Verdict.PROMOTED
     assert alone.reasons[0] == reason(ReasonCode.RETENTION_KEPT, kept=4, asked=4)
     more = judge(
-        replace(seen, prior_e_value=1e6), Margins(), removes_lessons=True, has_new_lessons=True
+        replace(seen, history=EvalHistory(1e6)),
+        Margins(),
+        removes_lessons=True,
+        has_new_lessons=True,
     )
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
     (judged,) = [each for each in more.reasons if each.code is ReasonCode.IMPROVED_AND_REGRESSED]

@@ -14,7 +14,7 @@ from test_eval_history import REVISION
 
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults, eval_history
 from personalpeft.learning.gate.gate import Margins, judge
-from personalpeft.learning.gate.sequential_testing import FeedbackOutcome, sequential_test
+from personalpeft.learning.gate.probation import FeedbackOutcome, sequential_test
 from personalpeft.types import Revision, Verdict
 
 RUNS = 200
@@ -75,16 +75,7 @@ class Layer:
             change = self.rng.gauss(shared, self.noise * (1 - self.correlation) ** 0.5)
             item = EvalItem(signal, -3.0, -3.0 + change, -3.0)
             (retention if signal in history.decided_items else undecided).append(item)
-        evidence = Evidence(
-            tuple(undecided),
-            (),
-            (),
-            ProbeResults(),
-            0.0,
-            history.prior_e_value,
-            history.spent_items,
-            history.decided_items,
-        )
+        evidence = Evidence(tuple(undecided), (), (), ProbeResults(), 0.0, history)
         judgement = judge(evidence, MARGINS)
         candidate = replace(
             REVISION,

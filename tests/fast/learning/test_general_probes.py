@@ -9,7 +9,7 @@ import pytest
 from runtime_makers import correct, open_runtime
 
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.evaluate.probes import (
+from personalpeft.learning.data.general_prompts import (
     general_prompts,
     load_base_replies,
     load_general_prompts,

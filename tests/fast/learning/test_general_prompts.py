@@ -10,7 +10,7 @@ from runtime_makers import open_runtime
 
 from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.evaluate.probes import load_general_prompts, prompt_languages
+from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import train_plans
 from personalpeft.memory.languages import find_language

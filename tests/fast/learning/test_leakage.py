@@ -14,7 +14,13 @@ from runtime_makers import ask, correct
 from personalpeft import User
 from personalpeft.errors import CardError
 from personalpeft.learning.evaluate.exposure import MIN_LESSONS_EACH, measure_leakage, rank_gain
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, ProbeResults
+from personalpeft.learning.gate.evidence import (
+    EvalHistory,
+    EvalItem,
+    Evidence,
+    Leakage,
+    ProbeResults,
+)
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.types import Verdict
@@ -115,5 +121,6 @@ def test_a_bound_outside_0_to_1_is_refused() -> None:
 
 def test_a_lesson_counts_once_although_its_text_was_scrubbed_since() -> None:
     item = EvalItem("s_0/0123abcd", -3.0, -1.0)
-    spent = Evidence((item,), (), (), ProbeResults(), kl=0.1, spent_items=frozenset({"s_0"}))
+    history = EvalHistory(spent_items=frozenset({"s_0"}))
+    spent = Evidence((item,), (), (), ProbeResults(), kl=0.1, history=history)
     assert spent.e_value == 1.0

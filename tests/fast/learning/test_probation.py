@@ -17,7 +17,7 @@ from runtime_makers import FakeTime, ask, correct, greedy, open_runtime
 from personalpeft import Runtime, User
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, IMPROVED_FACTOR
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.learning.gate.sequential_testing import (
+from personalpeft.learning.gate.probation import (
     FeedbackOutcome,
     confirmation_limit,
     sequential_test,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.gate.sequential_testing import (
+from personalpeft.learning.gate.probation import (
     MIN_HISTORY,
     FeedbackOutcome,
     RunFeedback,

@@ -13,8 +13,12 @@ from runtime_makers import ask, open_runtime
 
 from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.question_forms import QuestionBank, form_languages, load_relations
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import (
+    QuestionBank,
+    form_languages,
+    load_general_prompts,
+    load_relations,
+)
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import train_plans
 from personalpeft.memory.embedder import HashEmbedder, MiniLM

@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.evaluate.measures import (
-    NOT_MEASURED,
-    measure_learned_pmi,
-    measure_text_quality,
-)
+from personalpeft.learning.evaluate.measures import measure_learned_pmi, measure_text_quality
+from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.types import Message, PromptResponse
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
@@ -131,12 +128,12 @@ def test_answers_that_only_repeat_the_request_have_no_novelty(
 
 
 def test_three_lessons_are_too_few_to_measure() -> None:
-    assert measure_text_quality(lessons("{}", THINGS[:3]), toy_likelihoods) == NOT_MEASURED
+    assert measure_text_quality(lessons("{}", THINGS[:3]), toy_likelihoods) == TextQuality()
     assert (
         measure_text_quality(
             [PromptResponse("the same", f"answer {n}") for n in range(9)], toy_likelihoods
         )
-        == NOT_MEASURED
+        == TextQuality()
     )
 
 

@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
-from personalpeft.learning.train.checkpoint import (
+from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
+from personalpeft.learning.train.loop import (
     CheckpointStore,
+    LoopControl,
+    TrainJob,
+    TrainResult,
     encode_checkpoint,
     restore_checkpoint,
+    train,
 )
-from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
-from personalpeft.learning.train.loop import LoopControl, TrainJob, TrainResult, train
 
 STEPS = 13
 RECIPE = TrainingConfig(learning_rate=1e-2)

@@ -22,10 +22,10 @@ from personalpeft import (
     User,
     Verdict,
 )
-from personalpeft.learning.evaluate.across_bases import BaseComparison
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.outcomes import RebaseOutcome, text_reason
+from personalpeft.learning.rebase_build import BaseComparison
 from personalpeft.rebase import RebasedLayer, judge_rebase
 
 # A build takes a second. The promises do not depend on how well it learns.

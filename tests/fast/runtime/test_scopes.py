@@ -11,7 +11,7 @@ from runtime_makers import ask, correct, home_unchanged, open_runtime
 
 from personalpeft import InvalidInput, NotFound, Runtime, User
 from personalpeft.chat.routing import calibrate_region
-from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.settings import CACHE
 from personalpeft.types import Verdict

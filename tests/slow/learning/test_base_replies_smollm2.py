@@ -6,7 +6,7 @@ import pytest
 from base_replies import reply
 
 import personalpeft
-from personalpeft.learning.evaluate.probes import load_base_replies
+from personalpeft.learning.data.general_prompts import load_base_replies
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

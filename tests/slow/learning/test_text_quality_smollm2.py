@@ -12,7 +12,8 @@ import personalpeft
 from benchmarks.learn_batches import batches
 from benchmarks.personas import load_personas
 from personalpeft import Runtime
-from personalpeft.learning.evaluate.measures import TextQuality, measure_text_quality
+from personalpeft.learning.evaluate.measures import measure_text_quality
+from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, Stack
