@@ -139,7 +139,7 @@ def blueprint(models: Models) -> Blueprint:
         model = models.resolve(body.model)
         batch = Generation(model, [prompt], how, options)
         head = {
-            "id": f"msg_{secrets.token_hex(12)}",
+            "id": batch.turn_id,
             "type": "message",
             "role": "assistant",
             "model": model.name,

@@ -122,7 +122,6 @@ class Generation:
         """Return a whole response. Its body has the ``metadata`` of its (first) reply."""
         response = jsonify(body)
         response.headers.update(self._headers)
-        response.headers["X-PersonalPeft-Turn"] = body["personalpeft"]["turn"]
         return response
 
     def stream(self, events: Iterator[str], fault: Callable[[dict[str, Any]], str]) -> Response:
@@ -140,9 +139,17 @@ class Generation:
             stream.close()
 
     @property
+    def turn_id(self) -> str:
+        """The id of the (first) turn. Some client libraries keep nothing but a reply's id."""
+        return self.streams[0].turn_id
+
+    @property
     def _headers(self) -> dict[str, str]:
-        stack = self.streams[0].stack.digest
-        return {"X-PersonalPeft-User": self._model.user.id, "X-PersonalPeft-Stack": stack}
+        return {
+            "X-PersonalPeft-Turn": self.turn_id,
+            "X-PersonalPeft-User": self._model.user.id,
+            "X-PersonalPeft-Stack": self.streams[0].stack.digest,
+        }
 
 
 def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Stream:

@@ -6,7 +6,6 @@ prompt as it is.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -179,7 +178,7 @@ def blueprint(models: Models) -> Blueprint:
 class _Chat:
     """The format of a chat."""
 
-    prefix, kind, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    kind, piece = "chat.completion", "chat.completion.chunk"
     opening = ({"delta": {"role": "assistant", "content": ""}},)
 
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
@@ -202,7 +201,7 @@ class _Chat:
 class _Completion:
     """The format of a completion."""
 
-    prefix, kind, piece = "cmpl", "text_completion", "text_completion"
+    kind, piece = "text_completion", "text_completion"
     opening = ()
 
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def _answer(
     prompts = [prompt for prompt in prompts for _ in range(body.n)]
     batch = Generation(model, prompts, how, tool_options)
     head = {
-        "id": f"{form.prefix}-{secrets.token_hex(12)}",
+        "id": batch.turn_id,
         "created": int(time.time()),
         "model": model.name,
     }
@@ -266,8 +265,6 @@ def _answer(
     return batch.response(
         {
             **head,
-            # Some client libraries keep nothing but the id, and feedback needs the turn.
-            "id": replies[0].turn_id,
             "object": form.kind,
             "choices": choices,
             "usage": _usage(replies),

@@ -94,10 +94,11 @@ class Stream(Iterator[str]):
     ``Forgotten``.
 
     Args:
+        turn_id: The id of the turn, which is recorded at the end of the reply.
         outputs: The engine's chunks of one request.
         stack: The adapters that serve the request.
         prompt_tokens: Tokens that the model reads first, rules and facts included.
-        record: Appends the turn to the ledger and returns the reply with its id.
+        record: Appends the turn to the ledger and returns the reply as it was recorded.
         on_chunk: Called with each chunk that arrives.
         decode: Turns tokens into text, if log-probs were requested.
         tool_format: How the base writes tool calls.
@@ -105,6 +106,7 @@ class Stream(Iterator[str]):
 
     def __init__(
         self,
+        turn_id: str,
         outputs: OutputStream,
         stack: Stack,
         prompt_tokens: int,
@@ -115,9 +117,12 @@ class Stream(Iterator[str]):
     ) -> None:
         self._outputs = outputs
         self._lock = threading.RLock()
+        self.turn_id = turn_id
         self.stack = stack
         self.prompt_tokens = prompt_tokens
-        self._reader = _Reader(outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format)
+        self._reader = _Reader(
+            turn_id, outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format
+        )
         # It holds no reference to the stream. In a cycle a stream that its reader left would wait
         # for the garbage collector, which may record the turn inside another thread's transaction.
         self._text = self._reader.run()
@@ -184,6 +189,7 @@ class Stream(Iterator[str]):
 class _Reader:
     """Reads the chunks of a reply and records it. The arguments are those of ``Stream``."""
 
+    turn_id: str
     outputs: OutputStream
     stack: Stack
     prompt_tokens: int
@@ -231,7 +237,7 @@ class _Reader:
                 usage = Usage(self.prompt_tokens, generated)
                 reply = Reply(
                     "".join(text),
-                    "",
+                    self.turn_id,
                     self.stack,
                     usage,
                     finish,

@@ -70,10 +70,12 @@ def start_stream(
     stack = _select_stack(services, user, chat, prompt)
     messages, item_ids, outputs = _submit(services, user, chat, prompt, stack, cancelled)
     dropped = len(prompt) - len(messages)
+    turn_id = services.store.ledger.new_turn_id()
 
     def record(reply: Reply) -> Reply:
         turn = services.store.ledger.add_turn(
             user,
+            turn_id=turn_id,
             messages=messages,
             reply=reply.text,
             stack=stack,
@@ -92,12 +94,12 @@ def start_stream(
             _record_implicit_feedback(services, user, chat, position, messages[-1])
         return replace(
             reply,
-            turn_id=turn.id,
             conversation_id=turn.conversation_id,
             dropped_messages=dropped,
         )
 
     stream = Stream(
+        turn_id,
         outputs,
         stack,
         len(outputs.prompts[0]),

@@ -77,10 +77,15 @@ class Ledger:
         self._now = now
         self._entropy = entropy
 
+    def new_turn_id(self) -> str:
+        """Return an id for a turn that begins now. Nothing is stored yet."""
+        return new_id("t", self._now(), self._entropy)
+
     def add_turn(
         self,
         user: str,
         *,
+        turn_id: str | None = None,
         messages: Sequence[Message],
         reply: str,
         stack: Stack,
@@ -98,6 +103,7 @@ class Ledger:
 
         Args:
             user: The user's id.
+            turn_id: The turn's id, from ``new_turn_id``; None makes one.
             messages: The conversation, as the app sent it.
             reply: The text of the reply.
             stack: What produced it.
@@ -120,7 +126,7 @@ class Ledger:
             at = self._now()
             _check_not_erased_since(db, user, erasure_mark)
             create_user(db, user, at)
-            turn_id = new_id("t", at, self._entropy)
+            turn_id = turn_id or self.new_turn_id()
             turn = Turn(
                 id=turn_id,
                 user=user,

@@ -140,7 +140,7 @@ def test_stream_closed_early_is_recorded_as_cancelled(ada: User) -> None:
     assert list(stream) == []
     turn = ada.turn("last")
     assert (turn.reply, turn.finish_reason, turn.usage.completion_tokens) == (first, "cancelled", 1)
-    assert stream.reply.turn_id == turn.id
+    assert stream.turn_id == stream.reply.turn_id == turn.id
     assert ask(ada, "hello").text.startswith(first)
 
 
