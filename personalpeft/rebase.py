@@ -27,7 +27,7 @@ from personalpeft.learning.gate.gate import (
     Margins,
     find_harm,
 )
-from personalpeft.learning.layers import inspect_layer
+from personalpeft.learning.layers import LayerState
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import (
     MoveCause,
@@ -283,7 +283,7 @@ def _held_out(
     found: dict[str, dict[str, Lesson]] = {}
     for stack in stacks:
         for entry in stack.entries:
-            state = inspect_layer(store, user, entry.layer, stack, assignments)
+            state = LayerState(store, user, entry.layer, stack, assignments)
             lessons = {each.key: each for each in state.holdout}
             found[entry.layer] = found.get(entry.layer, {}) | lessons
     return {layer: tuple(some.values())[-MAX_HOLDOUT:] for layer, some in found.items()}

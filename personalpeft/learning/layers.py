@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from personalpeft.learning.data.assignment import (
     Assignment,
@@ -59,11 +60,6 @@ def known_layers(store: Store, user: str, assignments: Sequence[Assignment]) -> 
     return tuple(sorted(names, key=layer_order))
 
 
-def _live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
-    entry = next((entry for entry in live.entries if entry.layer == layer), None)
-    return store.catalog.revision(user, entry.revision) if entry is not None else None
-
-
 def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
     """Return the part of a stack that a layer is built on.
 
@@ -106,28 +102,68 @@ def valid_stacks(revision: Revision) -> tuple[str, ...]:
     return (stored,) if isinstance(stored, str) else tuple(stored)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerState:
-    """The current state of a layer: its head, and whether that is stale.
+    """The current state of a layer in a stack of its user: its head, and whether that is stale.
 
-    - ``live``: the user's stack; ``below`` is the part of it below the layer.
-    - ``assignments``: all of the user.
-    - ``outdated``: signals that the head was trained on and that are no longer lessons.
-    - ``is_below_changed``: the head is not valid on the stack below.
-    - ``outcome``: how the build that was to replace a stale head ended. A head that outlived one
-      is valid on that stack.
+    ``assignments`` are all of the user. What follows from them is read once, when it is asked for.
     """
 
     store: Store
     user: str
     layer: str
     live: Stack
-    below: Stack
     assignments: tuple[Assignment, ...]
-    head: Revision | None
-    outdated: frozenset[str]
-    is_below_changed: bool
-    outcome: LearnReport | None
+
+    @cached_property
+    def head(self) -> Revision | None:
+        """The layer's revision in the stack."""
+        return self._head_of(self.layer)
+
+    @cached_property
+    def below(self) -> Stack:
+        """The part of the stack below the layer."""
+        return stack_below(self.store, self.user, self.live, self.layer)
+
+    @cached_property
+    def outdated(self) -> frozenset[str]:
+        """The signals that the head was trained on and that are no longer lessons."""
+        return self._outdated_in(self.head)
+
+    @property
+    def is_below_changed(self) -> bool:
+        """Whether the head is not valid on the stack below. One that outlived a build is."""
+        is_valid = self.head is None or is_valid_on(self.head, self.below)
+        return not is_valid and self.outcome is None
+
+    @cached_property
+    def outcome(self) -> LearnReport | None:
+        """The report of the last build to replace a stale head that is not stale itself.
+
+        If no lesson was left, that is the report that the layer was cleared. What was built before
+        the head was last learned does not count.
+        """
+        head = self.head
+        if head is None or (not self.outdated and is_valid_on(head, self.below)):
+            return None
+        catalog = self.store.catalog
+        built = {each.id: each for each in catalog.revisions(self.user, layer=self.layer)}
+        # Only reports name the replaced head: a build may equal a revision older than the head.
+        for report in map(from_json, reversed(outcome_reports(catalog.reports(self.user)))):
+            is_head, revision = report.revision == head.id, built.get(report.revision or "")
+            if is_head and report.outcome is LearnOutcome.RETRACTED:
+                return report
+            if revision is None or not report.steps:
+                continue
+            if is_head and report.live:
+                return None
+            is_in_place = report.previous_head == head.id != revision.parent and is_valid_on(
+                revision, self.below
+            )
+            # A build that equals the head shows that no other is to be had.
+            if is_in_place and (is_head or not self._outdated_in(revision)):
+                return report
+        return None
 
     @property
     def is_stale(self) -> bool:
@@ -154,7 +190,7 @@ class LayerState:
         return tuple(lesson for layer in others for lesson in self._holdout_of(layer))
 
     def _holdout_of(self, layer: str) -> tuple[Lesson, ...]:
-        head = _live_revision(self.store, self.user, layer, self.live)
+        head = self._head_of(layer)
         held_out = set(self.store.catalog.holdout(self.user, layer))
         learned = trained_on(self.store, head)
         countries = head.recipe.get("scrub", ()) if head else ()
@@ -179,30 +215,26 @@ class LayerState:
         signals = (each.signal for each in self.assignments)
         return frozenset(each.id for each in signals if _contents(each) <= contents) - learned
 
+    def _head_of(self, layer: str) -> Revision | None:
+        entry = next((entry for entry in self.live.entries if entry.layer == layer), None)
+        return self.store.catalog.revision(self.user, entry.revision) if entry else None
 
-def inspect_layer(
-    store: Store, user: str, layer: str, live: Stack, assignments: tuple[Assignment, ...]
-) -> LayerState:
-    """Return the state of a layer.
+    def _outdated_in(self, revision: Revision | None) -> frozenset[str]:
+        """Return the signals that a revision was trained on and that are no longer lessons.
 
-    Args:
-        store: The open home.
-        user: The user.
-        layer: The layer.
-        live: The user's live stack.
-        assignments: All assignments of the user.
-    """
-    head, below = _live_revision(store, user, layer, live), stack_below(store, user, live, layer)
-    outdated, is_changed, outcome = frozenset[str](), False, None
-    if head is not None:
-        outdated = _outdated_signals(store, head, assignments)
-        is_changed = not is_valid_on(head, below)
-        if outdated or is_changed:
-            outcome = _find_outcome(store, head, below, assignments)
-    is_changed = is_changed and outcome is None
-    return LayerState(
-        store, user, layer, live, below, assignments, head, outdated, is_changed, outcome
-    )
+        One whose contents later lessons have is not among them.
+        """
+        current = {each.signal.id for each in self.assignments if each.layer == self.layer}
+        outdated = trained_on(self.store, revision) - current
+        if not outdated:
+            return frozenset()
+        later, found = set[str](), set[str]()
+        for signal in reversed(self.store.ledger.signals(self.user, current=False)):
+            if signal.id in current:
+                later |= _contents(signal)
+            elif signal.id in outdated and not _contents(signal) <= later:
+                found.add(signal.id)
+        return frozenset(found)
 
 
 def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
@@ -219,54 +251,7 @@ def inspect_live_layer(services: Services, user: str, layer: str) -> LayerState:
     """
     store = services.store
     live = store.catalog.stack(user, services.base.digest)
-    return inspect_layer(store, user, layer, live, load_assignments(store, user))
-
-
-def _find_outcome(
-    store: Store, head: Revision, below: Stack, assignments: Sequence[Assignment]
-) -> LearnReport | None:
-    """Return the report of the last build to replace a stale head that is not stale itself.
-
-    If no lesson was left, that is the report that the layer was cleared. What was built before the
-    head was last learned does not count.
-    """
-    built = {each.id: each for each in store.catalog.revisions(head.user, layer=head.layer)}
-    # Only reports name the replaced head: a build may equal a revision older than the head.
-    for report in map(from_json, reversed(outcome_reports(store.catalog.reports(head.user)))):
-        is_head, revision = report.revision == head.id, built.get(report.revision or "")
-        if is_head and report.outcome is LearnOutcome.RETRACTED:
-            return report
-        if revision is None or not report.steps:
-            continue
-        if is_head and report.live:
-            return None
-        is_in_place = report.previous_head == head.id != revision.parent and is_valid_on(
-            revision, below
-        )
-        # A build that equals the head shows that no other is to be had.
-        if is_in_place and (is_head or not _outdated_signals(store, revision, assignments)):
-            return report
-    return None
-
-
-def _outdated_signals(
-    store: Store, revision: Revision, assignments: Sequence[Assignment]
-) -> frozenset[str]:
-    """Return the signals that a revision was trained on and that are no longer lessons.
-
-    One whose contents later lessons have is not among them.
-    """
-    current = {each.signal.id for each in assignments if each.layer == revision.layer}
-    outdated = trained_on(store, revision) - current
-    if not outdated:
-        return frozenset()
-    later, found = set[str](), set[str]()
-    for signal in reversed(store.ledger.signals(revision.user, current=False)):
-        if signal.id in current:
-            later |= _contents(signal)
-        elif signal.id in outdated and not _contents(signal) <= later:
-            found.add(signal.id)
-    return frozenset(found)
+    return LayerState(store, user, layer, live, load_assignments(store, user))
 
 
 def _contents(signal: Signal) -> set[str]:

@@ -35,7 +35,7 @@ from personalpeft.learning.evaluate.eval_job import (
 )
 from personalpeft.learning.evaluate.evaluation import evaluate, score_answers
 from personalpeft.learning.gate.evidence import EvalItem, Evidence
-from personalpeft.learning.layers import inspect_layer, layer_order, trained_on
+from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, text_reason
@@ -149,7 +149,7 @@ def _decide(
     """Return the build of a layer, or the former head if nothing is new, or why there is none."""
     store = services.store
     live = replace(below, entries=(*below.entries, former)) if former else below
-    state = inspect_layer(store, user, layer, live, load_assignments(store, user))
+    state = LayerState(store, user, layer, live, load_assignments(store, user))
     recipe = Learner.from_services(services).recipes.for_layer(layer)
     start: Start = "auto" if former else "scratch"
     began = services.clock.timer()

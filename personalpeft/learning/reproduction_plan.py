@@ -28,7 +28,6 @@ from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.plan import Plan, add_teacher, liked
 from personalpeft.learning.train.config import TrainingConfig, TrainingConfigs, override_config
 from personalpeft.services import Services
-from personalpeft.store.types import BuildRecord
 from personalpeft.types import Json, Revision, Signal, SignalKind, SignalRole, Stack
 
 
@@ -79,14 +78,62 @@ def plan_reproduction(
     store, user = services.store, revision.user
     if obstacle := _find_obstacle(services, revision):
         return obstacle
+    layer, recipe = revision.layer, revision.recipe
     record = store.catalog.build_record(user, revision.id)
     parent = store.catalog.revision(user, revision.parent) if revision.parent else None
-    plan_at = partial(_plan_at, services, configs, revision, parent, record)
+    projections = services.base.architecture.projections
+    current = override_config(configs.for_layer(layer), recipe.get("overrides", {}), projections)
+    config = TrainingConfig.from_stored(recipe, current)
+    learned = trained_on(store, parent)
+    trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
+    below = Stack(revision.base, revision.below)
+
+    def plan_at(moment: int) -> ReproductionPlan:
+        """Return the plan with the ledger as it was at a moment."""
+        assignments = load_assignments(store, user, until=moment)
+        assignments = scrub_assignments(assignments, layer, config.scrub)
+        known = lessons_for(assignments, layer)
+        training = [
+            add_teacher(services, user, lesson, config.scrub)
+            for lesson in known
+            if lesson.signal in trained and not lesson.is_test
+        ]
+        return ReproductionPlan(
+            user=user,
+            layer=layer,
+            recipe=config,
+            live=below,
+            below=below,
+            parent=parent,
+            began=0.0,
+            holdout=tuple(
+                lesson
+                for lesson in known
+                if record.roles.get(lesson.signal) == SignalRole.HELD_OUT
+                or (lesson.is_test and lesson.signal in trained | learned)
+            ),
+            other_holdout=(),
+            assignments=assignments,
+            new_examples=tuple(each for each in training if each.signal not in learned),
+            replay=tuple(each for each in training if each.signal in learned),
+            desirable_examples=liked(
+                each for each in known if each.signal in trained | learned and not each.is_test
+            ),
+            undesirable_examples=tuple(
+                each
+                for each in undesirable_lessons_for(assignments, layer)
+                if each.signal in trained
+            ),
+            embedder=services.memory.embedder.name,
+            maps_weights=services.training_backend.maps_weights,
+            recorded=revision,
+            recorded_recipe=record.recipe,
+        )
+
     likeliest, *others = record.moments
     plan = plan_at(likeliest)
     if not plan.has_same_inputs:
         plan = next((each for each in map(plan_at, others) if each.has_same_inputs), plan)
-    trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
     lessons = (
         *plan.new_examples,
         *plan.replay,
@@ -123,65 +170,6 @@ def _find_obstacle(services: Services, revision: Revision) -> Obstacle | None:
             detail = f"{name}, which it was built on, is missing or damaged"
             return Obstacle(ReproductionOutcome.INPUTS_MISSING, detail)
     return None
-
-
-def _plan_at(
-    services: Services,
-    configs: TrainingConfigs,
-    revision: Revision,
-    parent: Revision | None,
-    record: BuildRecord,
-    moment: int,
-) -> ReproductionPlan:
-    """Return the plan with the ledger as it was at a moment."""
-    store, user, layer, recipe = services.store, revision.user, revision.layer, revision.recipe
-    config = override_config(
-        configs.for_layer(layer),
-        recipe.get("overrides", {}),
-        services.base.architecture.projections,
-    )
-    training_config = TrainingConfig.from_stored(recipe, config)
-    assignments = scrub_assignments(
-        load_assignments(store, user, until=moment), layer, training_config.scrub
-    )
-    learned = trained_on(store, parent)
-    trained = {signal for signal, role in record.roles.items() if role == SignalRole.TRAINED}
-    known = lessons_for(assignments, layer)
-    training = [
-        add_teacher(services, user, lesson, training_config.scrub)
-        for lesson in known
-        if lesson.signal in trained and not lesson.is_test
-    ]
-    below = Stack(revision.base, revision.below)
-    return ReproductionPlan(
-        user=user,
-        layer=layer,
-        recipe=training_config,
-        live=below,
-        below=below,
-        parent=parent,
-        began=0.0,
-        holdout=tuple(
-            lesson
-            for lesson in known
-            if record.roles.get(lesson.signal) == SignalRole.HELD_OUT
-            or (lesson.is_test and lesson.signal in trained | learned)
-        ),
-        other_holdout=(),
-        assignments=assignments,
-        new_examples=tuple(each for each in training if each.signal not in learned),
-        replay=tuple(each for each in training if each.signal in learned),
-        desirable_examples=liked(
-            each for each in known if each.signal in trained | learned and not each.is_test
-        ),
-        undesirable_examples=tuple(
-            each for each in undesirable_lessons_for(assignments, layer) if each.signal in trained
-        ),
-        embedder=services.memory.embedder.name,
-        maps_weights=services.training_backend.maps_weights,
-        recorded=revision,
-        recorded_recipe=record.recipe,
-    )
 
 
 def _forbidden(

@@ -19,7 +19,7 @@ from personalpeft.formatting import pluralize
 from personalpeft.former_names import ShownCode
 from personalpeft.learning.data.assignment import Assignment, lessons_for, load_assignments
 from personalpeft.learning.data.scrubber import RemovedText
-from personalpeft.learning.layers import ancestors, held_out_signals, inspect_layer, known_layers
+from personalpeft.learning.layers import LayerState, ancestors, held_out_signals, known_layers
 from personalpeft.learning.outcomes import (
     OUTSIDE_LAYER_USES,
     Placement,
@@ -228,7 +228,7 @@ def _stale_triggers(
     base = heads[0][1].base if heads else ""
     entries = [StackEntry(layer.name, head.id, head.digest, layer.weight) for layer, head in heads]
     for layer, head in heads:
-        state = inspect_layer(store, user, layer.name, Stack(base, tuple(entries)), assignments)
+        state = LayerState(store, user, layer.name, Stack(base, tuple(entries)), assignments)
         if state.is_due:
             key = f"{head.id} on {state.below.digest[:12]}"
             kind = TriggerKind.STACK_BELOW_CHANGED

@@ -17,7 +17,6 @@ from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
     GeneralPrompts,
-    load_general_prompts,
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, EvalItem, Evidence
@@ -85,14 +84,14 @@ class EvalSet:
     undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
     retention: tuple[Lesson, ...]  # held out in this layer before this build
     other_layers: tuple[Lesson, ...]  # held out in all other layers
-    general: GeneralPrompts = field(default_factory=load_general_prompts)  # has the probes
+    general: GeneralPrompts  # has the probes
     arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
     trained: tuple[Lesson, ...] = ()  # trained on
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
-    rated: RatedReplies = field(default_factory=RatedReplies)
+    rated: RatedReplies = RatedReplies()
 
     @property
     def decided(self) -> tuple[Lesson, ...]:
