@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from personalpeft import User
 from personalpeft.types import Verdict
 from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import emit, info, printable
-
-if TYPE_CHECKING:
-    from personalpeft import User
 
 _PREFIX = "In short:"
 _CORRECTIONS = {

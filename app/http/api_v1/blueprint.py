@@ -50,8 +50,8 @@ class ApiV1:
 
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
-        self._folders = (runtime.settings.home, runtime.settings.cache)
-        self.jobs = Jobs(clock, self._describe)
+        folders = (runtime.settings.home, runtime.settings.cache)
+        self.jobs = Jobs(clock, lambda error: describe_error(error, folders, "a job")[1])
         self._ephemeral = EphemeralState(clock)
         self._job_streams = stream_quota_of(runtime)
         self.blueprint = Blueprint("api_v1", __name__, url_prefix=PREFIX)
@@ -122,9 +122,6 @@ class ApiV1:
             # A test client has no connection to lose.
             request.environ.get("waitress.client_disconnected", not_cancelled),
         )
-
-    def _describe(self, error: BaseException) -> v.ErrorDetails:
-        return describe_error(error, self._folders, "a job or stream")[1]
 
 
 def _events(operation: Operation, values: Generator[Any, None, None]) -> Generator[str, None, None]:
