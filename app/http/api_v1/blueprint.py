@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, request, send_file
@@ -160,11 +161,13 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
         yield None
 
 
-def _file(exporting: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
+def _file(exporting: AbstractContextManager[ExportSummary | Path]) -> Response:
     with ExitStack() as stack:
         exported = stack.enter_context(exporting)
-        response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)
-        summary = to_json(exported) | {"path": exported.path.name}
+        path = exported if isinstance(exported, Path) else exported.path
+        response = send_file(path, mimetype=PERSONAL, as_attachment=True)
+        about = {} if path is exported else to_json(exported)
+        summary = about | {"path": path.name, "bytes": path.stat().st_size}
         response.headers["X-Personalpeft-Exported"] = json.dumps(summary)
         # The file must exist until its last byte is sent.
         response.call_on_close(stack.pop_all().close)
