@@ -6,22 +6,22 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import click
 
+from personalpeft import User
 from personalpeft.types import Verdict
 from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import emit, info, printable
 
-if TYPE_CHECKING:
-    from personalpeft import User
+T = TypeVar("T")
 
 _PREFIX = "In short:"
 _CORRECTIONS = {
@@ -86,7 +86,6 @@ class _Demo:
     def __init__(self, common: GlobalOptions, user: User) -> None:
         self._common = common
         self._user = user
-        self._display = common.display
 
     def run(self) -> dict[str, Any]:
         """Run all steps in order."""
@@ -100,27 +99,23 @@ class _Demo:
     def _remember(self) -> dict[str, Any]:
         self._print("\n1. Facts act at once\n")
         facts, rows = [], []
-        with self._display as display:
-            for number, (fact, question) in enumerate(_FACTS.items()):
-                display("Asking", number / len(_FACTS))
-                before = self._ask(question)
-                self._user.remember(fact)
-                after = self._ask(question)
-                facts.append({"fact": fact, "question": question, "before": before, "after": after})
-                rows.append([f"{question} ({fact})", before, after])
+        for fact, question in self._each("Asking", _FACTS.items()):
+            before = self._ask(question)
+            self._user.remember(fact)
+            after = self._ask(question)
+            facts.append({"fact": fact, "question": question, "before": before, "after": after})
+            rows.append([f"{question} ({fact})", before, after])
         self._table(["question (and the fact)", "before the fact", "after"], rows)
         return {"facts": facts}
 
     def _correct(self) -> None:
         self._print(f"\n2. {len(_CORRECTIONS)} replies are corrected\n")
         rows = []
-        with self._display as display:
-            for number, (question, answer) in enumerate(_CORRECTIONS.items()):
-                display("Asking and correcting", number / len(_CORRECTIONS))
-                reply = self._user.chat(question, temperature=0, max_tokens=24)
-                edit = f"{_PREFIX} {answer}"
-                self._user.feedback(reply, edit=edit)
-                rows.append([question, reply.text, edit])
+        for question, answer in self._each("Asking and correcting", _CORRECTIONS.items()):
+            reply = self._user.chat(question, temperature=0, max_tokens=24)
+            edit = f"{_PREFIX} {answer}"
+            self._user.feedback(reply, edit=edit)
+            rows.append([question, reply.text, edit])
         self._table(["question", "reply", "edited to"], rows[:2])
         self._print(f"... and {len(rows) - 2} more like these.")
 
@@ -161,12 +156,13 @@ class _Demo:
         return self._user.chat(question, temperature=0, max_tokens=_MAX_TOKENS).text
 
     def _ask_all(self, stage: str) -> list[str]:
-        replies = []
-        with self._display as display:
-            for number, question in enumerate(_QUESTIONS):
-                display(stage, number / len(_QUESTIONS))
-                replies.append(self._ask(question))
-        return replies
+        return [self._ask(question) for question in self._each(stage, _QUESTIONS)]
+
+    def _each(self, stage: str, items: Collection[T]) -> Iterator[T]:
+        with self._common.display as display:
+            for number, item in enumerate(items):
+                display(stage, number / len(items))
+                yield item
 
     def _print(self, text: str) -> None:
         if not self._common.json:

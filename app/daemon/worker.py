@@ -100,8 +100,8 @@ class Worker:
         self._zone = zone
         self._backlogs = BacklogCache()
         self._settings = Settings()
-        self._settings_fault = ""
-        self._opening_fault = ""
+        # By what failed, the last fault: the same one is logged once, not every minute.
+        self._faults: dict[str, str] = {}
         # Users whom another process trains now; this round leaves them out.
         self._busy: set[str] = set()
         # Users whose learn the home itself stopped, as a full disk does, and when.
@@ -132,7 +132,7 @@ class Worker:
                         # The base may be missing. Tasks that need none run all the same.
                         self._postpone(decision.action.user, error)
                         continue
-                    self._opening_fault = ""
+                    self._faults.pop("learn", None)
                 self._learn(learning, decision.action)
 
     def preview(self) -> Decision:
@@ -161,11 +161,8 @@ class Worker:
 
     def _postpone(self, user: str, error: PersonalPeftError) -> None:
         self._postponed[user] = self._clock.now()
-        fault = f"{_describe(error)} The daemon tries again later."
-        # It concerns all users alike, and is logged once.
-        if fault != self._opening_fault:
-            self._opening_fault = fault
-            self._log(self.journal, "learn", fault, user=user, outcome=Outcome.FAILED)
+        # It concerns all users alike.
+        self._log_fault("learn", f"{_describe(error)} The daemon tries again later.", user=user)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
@@ -177,13 +174,11 @@ class Worker:
 
     def _read_settings(self) -> None:
         try:
-            self._settings, self._settings_fault = read_settings(self._runtime.settings.home), ""
+            self._settings = read_settings(self._runtime.settings.home)
+            self._faults.pop("settings", None)
         except PersonalPeftError as error:
-            # The former settings stay in force. The fault is logged once, not every minute.
-            fault = f"{error.message} {error.hint}"
-            if fault != self._settings_fault:
-                self._settings_fault = fault
-                self._log(self.journal, "settings", fault, outcome=Outcome.FAILED)
+            # The former settings stay in force.
+            self._log_fault("settings", f"{error.message} {error.hint}")
 
     def _abandon_interrupted(self) -> None:
         """Abandon learns that were cut off again and again with their process."""
@@ -277,13 +272,12 @@ class Worker:
         else:
             self._log(journal, task.kind, message, outcome=Outcome.FAILED)
 
-    def _log(
-        self,
-        journal: Journal,
-        kind: str,
-        message: str,
-        **result: Any,
-    ) -> None:
+    def _log_fault(self, kind: str, fault: str, user: str = "") -> None:
+        if self._faults.get(kind) != fault:
+            self._faults[kind] = fault
+            self._log(self.journal, kind, fault, user=user, outcome=Outcome.FAILED)
+
+    def _log(self, journal: Journal, kind: str, message: str, **result: Any) -> None:
         self._save_journal(journal.log(self._clock.now(), kind, message, **result))
         self._tell(self.journal.entries[-1])
 

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from personalpeft import Runtime, User
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
-from personalpeft.types import ToolFormat
 from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.security import caller
 
@@ -41,7 +41,7 @@ class Models:
     def resolve(self, name: str) -> Model:
         """Return the model of a name. Raises ``UnknownModel``."""
         whose, _, revision = name[:_LONGEST].partition("@")
-        base = self._runtime.base().card.name
+        base = self.base.card.name
         if name == base:
             if self._default_user is None:
                 raise UnknownModel(
@@ -78,21 +78,16 @@ class Models:
         revision = model.options.get("revision")
         if revision is not None:
             at = next(each.at for each in model.user.revisions() if each.id == revision)
-        elif model.name == self._runtime.base().card.name:
+        elif model.name == self.base.card.name:
             return 0
         else:
             at = model.user.summary().since
         return int(at.timestamp())
 
     @property
-    def tool_format(self) -> ToolFormat:
-        """How the base writes tool calls."""
-        return self._runtime.base().tool_format
-
-    @property
-    def default_stops(self) -> tuple[str, ...]:
-        """The default stop strings of a reply."""
-        return self._runtime.base().card.sampling.stop
+    def base(self) -> Base:
+        """The open base."""
+        return self._runtime.base()
 
     @property
     def _default_user(self) -> str | None:
@@ -111,7 +106,7 @@ class Models:
 
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
-        shared = (self._runtime.base().card.name, self._runtime.embedder)
+        shared = (self.base.card.name, self._runtime.embedder)
         own = caller().user
         if own is not None:
             # The base hides a user of its name.

@@ -139,7 +139,7 @@ def tool_options(
         if choice:
             raise InvalidParameter("tool_choice: there are no tools to choose from.", "tool_choice")
         return ToolOptions()
-    if models.tool_format is ToolFormat.NONE:
+    if models.base.tool_format is ToolFormat.NONE:
         raise InvalidParameter("tools: the chat template of this base has no tools.", "tools")
     try:
         checked = check_tools(tools)
@@ -155,7 +155,8 @@ def tool_options(
         return ToolOptions()
     if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in checked):
         raise InvalidParameter("tool_choice names none of the tools.", "tool_choice")
-    return ToolOptions(checked, choice, single, models.default_stops, models.tool_format)
+    base = models.base
+    return ToolOptions(checked, choice, single, base.card.sampling.stop, base.tool_format)
 
 
 def openai_choice(choice: ChoiceWord | NamedTool | FlatNamedTool) -> Choice:
@@ -175,7 +176,7 @@ def check_calls(
     """Return the messages if their tool calls are valid. Raises ``InvalidParameter``."""
     about = {"tool_calls", "tool_call_id"}
     if any(message["role"] == "tool" or about & message.keys() for message in messages):
-        if models.tool_format is ToolFormat.NONE:
+        if models.base.tool_format is ToolFormat.NONE:
             raise InvalidParameter(f"{where}: the chat template of this base has no tools.", where)
         try:
             check_prompt(messages)

@@ -72,11 +72,6 @@ class ConversationPane(Vertical):
         return conversation.get(self._selected.get(self.key)) or conversation.last
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a reply streams in anywhere."""
-        return bool(self._tasks)
-
-    @property
     def rows(self) -> list[ConversationRow]:
         """All conversations: those without a turn first, then the one with the newest turn."""
         keys = {each.id: key for key, each in self._open.items() if each.id is not None}
@@ -113,7 +108,8 @@ class ConversationPane(Vertical):
         if not self.is_running:
             return
         selected = self.selected
-        editing = next((e for e in self.conversation.exchanges if self._is_edited(e)), None)
+        exchanges = self.conversation.exchanges
+        editing = next((e for e in exchanges if e.turn and e.turn == self._editing), None)
         await self._transcript.show(
             self.key,
             self.conversation,
@@ -123,9 +119,6 @@ class ConversationPane(Vertical):
             draft=self._drafts.get(editing.turn or "", editing.text) if editing else "",
         )
         self.post_message(self.Changed())
-
-    def _is_edited(self, exchange: Exchange) -> bool:
-        return exchange.turn is not None and exchange.turn == self._editing
 
     def _set(self, key: str, conversation: Conversation) -> None:
         self._open[key] = conversation

@@ -93,7 +93,7 @@ async def _draw(
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
-            while app._chat.is_busy:
+            while app._chat._tasks:
                 await pilot.pause(0.05)
         play(app)
         while not isinstance(app.screen, over):

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, request, send_file
@@ -50,8 +51,8 @@ class ApiV1:
 
     def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
         self._runtime = runtime
-        self._folders = (runtime.settings.home, runtime.settings.cache)
-        self.jobs = Jobs(clock, self._describe)
+        folders = (runtime.settings.home, runtime.settings.cache)
+        self.jobs = Jobs(clock, lambda error: describe_error(error, folders, "a job")[1])
         self._ephemeral = EphemeralState(clock)
         self._job_streams = stream_quota_of(runtime)
         self.blueprint = Blueprint("api_v1", __name__, url_prefix=PREFIX)
@@ -123,9 +124,6 @@ class ApiV1:
             request.environ.get("waitress.client_disconnected", not_cancelled),
         )
 
-    def _describe(self, error: BaseException) -> v.ErrorDetails:
-        return describe_error(error, self._folders, "a job or stream")[1]
-
 
 def _events(operation: Operation, values: Generator[Any, None, None]) -> Generator[str, None, None]:
     names = {kind: name for name, kind in operation.events.items()}
@@ -163,11 +161,13 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
         yield None
 
 
-def _file(exporting: AbstractContextManager[ExportSummary | v.PackedFile]) -> Response:
+def _file(exporting: AbstractContextManager[ExportSummary | Path]) -> Response:
     with ExitStack() as stack:
         exported = stack.enter_context(exporting)
-        response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)
-        summary = to_json(exported) | {"path": exported.path.name}
+        path = exported if isinstance(exported, Path) else exported.path
+        response = send_file(path, mimetype=PERSONAL, as_attachment=True)
+        about = {} if path is exported else to_json(exported)
+        summary = about | {"path": path.name, "bytes": path.stat().st_size}
         response.headers["X-Personalpeft-Exported"] = json.dumps(summary)
         # The file must exist until its last byte is sent.
         response.call_on_close(stack.pop_all().close)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from personalpeft import Runtime, file_system
@@ -62,37 +63,36 @@ class RequestContext:
         """The id of the user in the path."""
         return self.path.get("user")
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The fields of the body, or else of the query, for the library's method."""
+        return dict(self.query if self.body is None else self.body)
+
 
 def whoami(call: RequestContext) -> v.ApiKeyInfo:
     return v.ApiKeyInfo(caller().user, call.runtime.base().card.title)
 
 
 def users(call: RequestContext) -> v.Page[UserSummary]:
-    options = call.query.as_arguments()
+    options = call.arguments
     return _one_page(lambda limit: call.runtime.users(**{**options, "limit": limit}), call.query)
 
 
 def forget_user(call: RequestContext) -> ForgetUserReport:
-    user, dry_run = call.user.id, call.query.dry_run
-    report = call.runtime.forget_user(user, **call.query.as_arguments())
-    if not dry_run:
-        call.jobs.forget(user)
-        call.ephemeral.forget(user)
+    report = call.runtime.forget_user(call.user.id, **call.arguments)
+    if not call.query.dry_run:
+        _forget_here(call)
     return report
 
 
 def chat(call: RequestContext) -> Reply:
-    return call.user.chat(
-        call.body.prompt, cancelled=call.is_disconnected, **call.body.as_arguments(without="prompt")
-    )
+    return call.user.chat(**call.arguments, cancelled=call.is_disconnected)
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
     with call.ephemeral.stream(call.user.id) as (name, stop):
         reply = call.user.stream(
-            call.body.prompt,
-            cancelled=lambda: stop.is_set() or call.is_disconnected(),
-            **call.body.as_arguments(without="prompt"),
+            **call.arguments, cancelled=lambda: stop.is_set() or call.is_disconnected()
         )
         try:
             # An error of the request itself is a response with a status, so it comes first. The
@@ -118,17 +118,19 @@ def retract(call: RequestContext) -> tuple[Signal, ...]:
 
 
 def forget(call: RequestContext) -> v.Job:
-    user, options = call.user, call.body.as_arguments()
-
     def work(**watched: Any) -> ForgetReport:
-        report: ForgetReport = user.forget(**options, **watched)
+        report: ForgetReport = call.user.forget(**call.arguments, **watched)
         if not call.body.dry_run:
-            # Jobs and comparisons of this server may hold the forgotten text too.
-            call.jobs.forget(user.id)
-            call.ephemeral.forget(user.id)
+            _forget_here(call)
         return report
 
-    return call.jobs.begin(user.id, "forget", work)
+    return call.jobs.begin(call.user.id, "forget", work)
+
+
+def _forget_here(call: RequestContext) -> None:
+    """Drop what this server holds of a user: jobs and comparisons may quote forgotten text."""
+    call.jobs.forget(call.user.id)
+    call.ephemeral.forget(call.user.id)
 
 
 def rebase(call: RequestContext) -> v.Job:
@@ -142,7 +144,7 @@ def rebase(call: RequestContext) -> v.Job:
             f"There is no base called {call.body.to}.",
             hint=suggest_nearest(call.body.to, names, what="base"),
         )
-    work = partial(call.runtime.rebase, call.user.id, **call.body.as_arguments())
+    work = partial(call.runtime.rebase, call.user.id, **call.arguments)
     return call.jobs.begin(call.user.id, "rebase", work)
 
 
@@ -193,7 +195,7 @@ def activity_summary(call: RequestContext) -> ActivitySummary:
 
 
 def compare(call: RequestContext) -> v.BlindComparison:
-    found = call.user.compare(**call.body.as_arguments(), cancelled=call.is_disconnected)
+    found = call.user.compare(**call.arguments, cancelled=call.is_disconnected)
     name = call.ephemeral.add_comparison(call.user.id, found)
     return v.BlindComparison(name, found.prompt, found.blind_answers, found.same)
 
@@ -222,12 +224,12 @@ def import_user(call: RequestContext) -> ImportSummary:
 
 
 @contextmanager
-def export_peft(call: RequestContext) -> Iterator[v.PackedFile]:
+def export_peft(call: RequestContext) -> Iterator[Path]:
     """Yield the file as ``export`` does."""
     with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
         archive = folder / f"{call.user.id}.zip"
         zip_adapter(call.user.export_peft(folder / "peft", layer=call.query.layer), archive)
-        yield v.PackedFile(archive, archive.stat().st_size)
+        yield archive
 
 
 def import_peft(call: RequestContext) -> Revision:
@@ -237,11 +239,10 @@ def import_peft(call: RequestContext) -> Revision:
 
 
 @contextmanager
-def export_gguf(call: RequestContext) -> Iterator[v.PackedFile]:
+def export_gguf(call: RequestContext) -> Iterator[Path]:
     """Yield the file as ``export`` does."""
     with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
-        file = call.user.export_gguf(folder / f"{call.user.id}.gguf", layer=call.query.layer)
-        yield v.PackedFile(file, file.stat().st_size)
+        yield call.user.export_gguf(folder / f"{call.user.id}.gguf", layer=call.query.layer)
 
 
 def import_gguf(call: RequestContext) -> Revision:
@@ -258,11 +259,11 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
         method = partial(getattr(owner, name), *(call.path[each] for each in names))
         if operation.paged:
             return _read_page(operation, method, call.query)
-        options = (call.query if call.body is None else call.body).as_arguments()
+        method = partial(method, **call.arguments)
         if operation.answer is v.Job:
-            kind, users = cast(v.JobKind, operation.name), options.get("users", ())
-            return call.jobs.begin(call.owner, kind, partial(method, **options), users=users)
-        result = method(**options)
+            kind, users = cast(v.JobKind, operation.name), call.arguments.get("users", ())
+            return call.jobs.begin(call.owner, kind, method, users=users)
+        result = method()
         is_signal = operation.answer in (v.SignalCreated, v.SignalRecorded)
         return operation.answer(result) if is_signal else result
 
@@ -272,8 +273,7 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
 def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:
     if operation.name in ("conversations", "turns"):
         return _one_page(lambda limit: read(limit, before=query.after), query)
-    options = query.as_arguments()
-    found = read(**{name: options[name] for name in options if name not in ("after", "limit")})
+    found = read(**{name: value for name, value in query if name not in ("after", "limit")})
     if operation.name in ("history", "reports"):
         # These have no ids. The lists only grow, so a number is a name.
         page = _page(tuple(enumerate(found, 1)), query, lambda each: str(each[0]))

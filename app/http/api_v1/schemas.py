@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from inspect import Parameter, getdoc, signature
-from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len
@@ -283,14 +282,6 @@ class SignalRecorded:
     """The id of the new signal, null if implicit feedback is off."""
 
     signal: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """A file to download: its path and size."""
-
-    path: Path
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,6 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def as_arguments(self, *, without: str = "") -> dict[str, Any]:
-        """Return the fields but one, as arguments of the library's method of the same name."""
-        return {name: value for name, value in self if name != without}
-
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
