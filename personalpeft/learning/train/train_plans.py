@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -215,7 +214,7 @@ def _generate_general_replies(
         encode = services.learning_engine.backend.encode
         usable = [
             (tuple(request.messages), text)
-            for request, text in zip(few_shot[user], chain(*texts), strict=True)
+            for request, text in zip(few_shot[user], texts, strict=True)
             if is_usable(text, _examples(plan), len(encode(text)), request.sampling.max_tokens)
         ]
         results[user] = GeneralReplies(replies, similar, usable)
