@@ -152,6 +152,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         """Start a reply as ``chat`` does, and return its text in pieces.
 
         Iterate over the stream, then read ``.reply``. Closing it early records a cancelled turn.
+        ``.turn_id`` is known at once, and names the turn as soon as the reply has ended.
         ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
         timeout starts with the first piece.
         """
