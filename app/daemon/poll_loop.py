@@ -1,7 +1,8 @@
 """Call a function at a fixed interval.
 
 Invariants: one round at a time. After sleep or a clock set forward, one round makes up for all
-missed ones. A clock set back delays nothing: a watchdog sees that the next round moved away.
+missed ones. A clock set back delays a round by an interval at most: a watchdog sees that the next
+round moved away.
 """
 
 from __future__ import annotations
