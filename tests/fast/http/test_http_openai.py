@@ -74,9 +74,7 @@ def test_a_stream_is_the_same_reply_in_pieces(site: LocalServer, client: openai.
 def test_each_event_of_a_stream_names_the_turn_that_feedback_takes(
     site: LocalServer, client: openai.OpenAI
 ) -> None:
-    raw = client.chat.completions.with_raw_response.create(
-        model="ada", messages=HELLO, stream=True
-    )
+    raw = client.chat.completions.with_raw_response.create(model="ada", messages=HELLO, stream=True)
     (named,) = {chunk.id for chunk in raw.parse()}
     assert named == raw.headers["X-PersonalPeft-Turn"]
     assert site.runtime.user("ada").feedback(named, rating=1)
