@@ -25,7 +25,6 @@ from typing import TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
-from personalpeft.learning.data.lesson import estimate_session_mb
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
@@ -94,7 +93,7 @@ class TrainingPipeline:
         budget, groups, size = self.options.max_memory_mb or inf, list[dict[str, Plan]](), inf
         architecture = self.services.base.architecture
         for user, plan in plans.items():
-            needed = estimate_session_mb(plan.recipe, architecture)
+            needed = plan.recipe.estimate_session_mb(architecture)
             if needed > budget:
                 why = reason(ReasonCode.MEMORY_BUDGET, needed=needed, allowed=budget)
                 results[user] = report_of(self.services, plan, LearnOutcome.UNFINISHED, why)

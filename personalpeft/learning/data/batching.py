@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.facts import paraphrase, question_templates
 from personalpeft.learning.data.general_prompts import QuestionBank, QuestionForms
+from personalpeft.learning.data.general_replies import GeneralReplies
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
@@ -38,21 +39,6 @@ _GROUP_RUN = 4
 _KL_TOKENS = 12
 Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 """By fact and question."""
-
-
-@dataclass(frozen=True, slots=True)
-class GeneralReplies:
-    """Prompts with the replies of the stack below.
-
-    - ``plain``: replies that the trained stack is held to, to prompts unlike the lessons'.
-    - ``free_start``: where nearly all prompts are like the lessons', these are in ``plain`` as
-      well. Their first token is not held, so that a reply may begin in the new style.
-    - ``few_shot``: conversations of lessons and a prompt, with the reply, which are distilled.
-    """
-
-    plain: Sequence[tuple[str, str]] = ()
-    free_start: frozenset[str] = frozenset()
-    few_shot: Sequence[tuple[tuple[Message, ...], str]] = ()
 
 
 def build_batches(

@@ -1,6 +1,6 @@
 """The texts that ship with the package: general prompts with their completions, and question forms.
 
-Regularizer and everyday prompts are used while training (``train/train_plans.py``). Regression
+Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
 probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
 serve every user. A user who writes in another language of ``prompts/`` has those as well.
 

@@ -14,6 +14,7 @@ from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
+from personalpeft.learning.data.general_replies import few_shot_messages
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
@@ -49,7 +50,6 @@ from personalpeft.learning.gate.evidence import (
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.losses import encode_continuation
-from personalpeft.learning.train.train_plans import few_shot_messages
 from personalpeft.services import Services
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 

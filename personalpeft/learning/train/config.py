@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from personalpeft.errors import CardError, InvalidInput, suggest_nearest
 from personalpeft.former_names import PRACTICE, TRAINING
-from personalpeft.types import Json
+from personalpeft.types import Architecture, Json
 
 Start: TypeAlias = Literal["auto", "scratch"]
 """Where a build starts: the layer's head if it can be extended ("auto"), or an empty adapter."""
@@ -30,6 +30,10 @@ BUILD_FORMAT = 12
 
 MAX_LENGTH = 256
 """Tokens at which a reply is cut where no card says otherwise, in training and in scoring."""
+
+# Training holds ten float32 numbers for each trained parameter. Four are the parameter, its
+# gradient and two moments. A checkpoint copies the parameter and the moments twice.
+_BYTES_PER_PARAMETER = 4 * (4 + 3 + 3)
 
 _MAX_INT = 2**63 - 1
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
@@ -123,7 +127,7 @@ class TrainingConfig(CardConfig):
     )
     beta: Number = 0.1  # beta of DPO and KTO
     fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
-    few_shot_replies: Size = 4  # few-shot replies a step (train/train_plans.py)
+    few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
     few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
     num_paraphrases: Size = 5  # more wordings of each question about a fact
@@ -170,6 +174,15 @@ class TrainingConfig(CardConfig):
     def scaling(self) -> float:
         """What ``B @ A`` is multiplied by."""
         return self.alpha / self.rank
+
+    def count_parameters(self, architecture: Architecture) -> int:
+        """Return the size of A (rank x inputs) and B (outputs x rank) of all modules and blocks."""
+        sizes = sum(sum(architecture.projections[module]) for module in self.target_modules)
+        return self.rank * sizes * architecture.blocks
+
+    def estimate_session_mb(self, architecture: Architecture) -> float:
+        """Return about how many MB a session takes beside the base and its activations."""
+        return self.count_parameters(architecture) * _BYTES_PER_PARAMETER / 1e6
 
     def with_shape_of(self, recipe: Json) -> Self:
         """Return it with rank, alpha and modules of a parent's stored recipe."""

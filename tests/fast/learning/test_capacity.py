@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from runtime_makers import correct, open_runtime, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.data.lesson import (
-    RECOMMENDED_TOKENS_PER_PARAMETER,
-    Lesson,
-    count_parameters,
-    fit_lessons,
-)
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.selection import RECOMMENDED_TOKENS_PER_PARAMETER, fit_lessons
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
@@ -53,7 +49,7 @@ LESSONS = st.lists(
 
 
 def test_parameter_count_covers_both_matrices_of_each_projection_in_each_block() -> None:
-    assert count_parameters(RECIPE, ARCHITECTURE) == 4 * (50 + 50) * 3
+    assert RECIPE.count_parameters(ARCHITECTURE) == 4 * (50 + 50) * 3
 
 
 @given(lessons=LESSONS)

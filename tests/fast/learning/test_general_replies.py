@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from runtime_makers import ask, open_runtime
 
 from personalpeft import User
-from personalpeft.learning.data.batching import GeneralReplies, build_batches
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.plan import Plan
-from personalpeft.learning.train import train_plans
-from personalpeft.learning.train.losses import ContextDistillationLoss
-from personalpeft.learning.train.train_plans import (
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_replies import (
     MAX_EXAMPLES,
+    GeneralReplies,
     few_shot_messages,
     is_usable,
     reply_limit,
     similar_prompts,
 )
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.plan import Plan
+from personalpeft.learning.train import train_plans
+from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
 from personalpeft.types import Message, SignalKind, ToolCall
 
