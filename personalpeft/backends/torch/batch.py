@@ -6,11 +6,15 @@ decoding row, then as much of the waiting prompts as fits the step.
 Invariants: a row has blocks for its tokens so far, and takes one more when they are full. A row's
 numbers depend on its own tokens and slot alone. A removed row frees all that it held. A row that is
 admitted again reads its tokens as a prompt, with the same keys and values as before.
+
+Rows of one owner and stack share the keys and values of what their tokens have in common at the
+beginning: whole blocks by reference, the rest as a copy. A row whose next block is being read for
+another row waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +26,7 @@ from personalpeft.backends.batch_backend import SequenceBatch
 from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import sample_tokens
-from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
+from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
 from personalpeft.backends.torch.decode_graphs import DecodeGraphs, DecodeInputs
 from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
@@ -42,15 +46,18 @@ class _PagedSequence:
     """A running sequence, with what it has on the device.
 
     Attributes:
-        num_read: How many of its tokens the model has read.
         table: ``blocks`` as an array.
-        hash_: The hash of the last of the first ``num_hashed`` blocks, which are full.
+        hashes: The root hash, and those of the prompt's full blocks.
+        num_read: How many of its tokens the model has read.
+        num_hashed: How many of the first blocks are full and have their hash.
+        hash_: The hash of the last of these.
     """
 
     sequence: SequenceState
     slot: int
     blocks: list[int]
     table: npt.NDArray[np.int32]
+    hashes: Sequence[bytes]
     num_read: int
     num_hashed: int
     hash_: bytes
@@ -95,14 +102,13 @@ class Batch(SequenceBatch[_PagedSequence]):
         if allocated is None:
             return None
         blocks, found = allocated
-        if not sequence.num_output_tokens:
-            self._reused += found * KV_BLOCK_SIZE
         return _PagedSequence(
             sequence=sequence,
             slot=slot,
             blocks=blocks,
             table=np.array(blocks, np.int32),
-            num_read=found * KV_BLOCK_SIZE,
+            hashes=hashes,
+            num_read=0,
             num_hashed=found,
             hash_=hashes[found],
         )
@@ -165,12 +171,36 @@ class Batch(SequenceBatch[_PagedSequence]):
         budgets = _PROMPT_TOKENS_BESIDE_DECODING if beside_decoding else _PROMPT_TOKENS_ALONE
         budget = budgets.get(self._model.where.device.type, budgets["cpu"])
         chosen = []
+        being_read: set[bytes] = set()
         for row in self._running.values():
-            if row.pending > 1 and budget:
-                count = min(budget, row.pending)
-                budget -= count
-                chosen.append((row, count))
+            if row.pending == 1 or not budget:
+                continue
+            if not row.num_read and not self._begin(row, being_read):
+                continue
+            being_read.update(row.hashes[row.num_hashed + 1 :])
+            count = min(budget, row.pending)
+            budget -= count
+            chosen.append((row, count))
         return chosen
+
+    def _begin(self, row: _PagedSequence, being_read: Set[bytes]) -> bool:
+        """Give a row the keys and values that are cached for the beginning of its tokens.
+
+        Return False if the row should wait, since ``being_read`` has the hash of its next block.
+        """
+        found = self._blocks.find_again(row.blocks, row.num_hashed, row.hashes[1:])
+        row.num_hashed, row.hash_ = found, row.hashes[found]
+        if not being_read.isdisjoint(row.hashes[found + 1 : found + 2]):
+            return False
+        row.table = np.array(row.blocks, np.int32)
+        row.num_read = found * KV_BLOCK_SIZE
+        source, same = self._blocks.find_partial(row.hash_, row.tokens[row.num_read : -1])
+        if same:
+            self._kv_cache.copy(source, row.blocks[found], same)
+            row.num_read += same
+        if not row.sequence.num_output_tokens:
+            self._reused += row.num_read
+        return True
 
     def _forward(
         self, decoding: Sequence[_PagedSequence], reading: Sequence[tuple[_PagedSequence, int]]
@@ -226,8 +256,8 @@ class Batch(SequenceBatch[_PagedSequence]):
         row.num_read += count
         while (row.num_hashed + 1) * KV_BLOCK_SIZE <= row.num_read:
             begin = row.num_hashed * KV_BLOCK_SIZE
-            row.hash_ = block_hash(row.hash_, row.tokens[begin : begin + KV_BLOCK_SIZE])
-            self._blocks.cache(row.blocks[row.num_hashed], row.hash_)
+            tokens = row.tokens[begin : begin + KV_BLOCK_SIZE]
+            row.hash_ = self._blocks.cache(row.blocks[row.num_hashed], row.hash_, tokens)
             row.num_hashed += 1
 
 

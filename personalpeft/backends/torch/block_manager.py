@@ -1,7 +1,8 @@
 """Which blocks of the key-value cache are free, in use, or cached for a later prompt.
 
-It handles numbers and hashes only, no tensors. A block's hash covers the owner, the base, the stack
-and every token up to the end of the block. So a row finds only blocks of its own owner and stack.
+It handles numbers, tokens and hashes only, no tensors. A block's hash covers the owner, the base,
+the stack and every token up to the end of the block. So a row finds only blocks of its own owner
+and stack.
 
 Invariants: a block is free, in use, or cached without a user. A block with a hash holds exactly
 what its hash covers and is never written again.
@@ -12,9 +13,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import numpy as np
+import numpy.typing as npt
 
 from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
@@ -39,6 +42,15 @@ def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> 
     return accumulate((tokens[at : at + KV_BLOCK_SIZE] for at in full), block_hash, initial=root)
 
 
+@dataclass(frozen=True, slots=True)
+class _FullBlock:
+    """What a block with a hash holds: ``tokens``, after the block with the hash ``parent``."""
+
+    hash_: bytes
+    parent: bytes
+    tokens: npt.NDArray[np.int64]
+
+
 class BlockManager:
     """Owns ``num_blocks`` blocks. Not thread-safe: it belongs to the batch."""
 
@@ -48,7 +60,9 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts: dict[int, int] = {}
         self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
+        self._full: dict[int, _FullBlock] = {}
+        # The full blocks after each hash, in the order in which they were filled.
+        self._children: dict[bytes, dict[int, None]] = {}
         # Blocks without a user that a later prompt may find. The oldest is reused first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Free blocks that still hold what a row wrote.
@@ -78,19 +92,50 @@ class BlockManager:
             The blocks, and how many of the first were found by their hashes. None if there are too
             few; then nothing has changed.
         """
-        found = []
-        for each in hashes:
-            block = self._block_of.get(each)
-            if block is None:
-                break
-            found.append(block)
+        found = self._find(hashes)
         available = len(self._free) + len(self._cached) - sum(b in self._cached for b in found)
         if count - len(found) + spare > available:
             return None
         for block in found:
-            self._cached.pop(block, None)
-            self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
+            self._share(block)
         return found + [self._take() for _ in range(count - len(found))], len(found)
+
+    def find_again(self, blocks: list[int], found: int, hashes: Sequence[bytes]) -> int:
+        """Exchange blocks of a row that has read nothing since ``allocate`` for cached ones.
+
+        Args:
+            blocks: The row's blocks.
+            found: How many of the first were found before.
+            hashes: Hashes of the row's first full blocks.
+
+        Returns:
+            How many of the first are found now.
+        """
+        for block in self._find(hashes[found:]):
+            self._share(block)
+            self.free([blocks[found]])
+            blocks[found] = block
+            found += 1
+        return found
+
+    def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the full block that begins with the most of a row's next tokens.
+
+        Args:
+            parent: The hash of the block before them.
+            tokens: The tokens.
+
+        Returns:
+            The block, and with how many of the tokens it begins; 0 if there is none.
+        """
+        wanted = np.asarray(tokens[:KV_BLOCK_SIZE], np.int64)
+        best, most = 0, 0
+        for block in reversed(self._children.get(parent, {})):
+            differs = self._full[block].tokens[: len(wanted)] != wanted
+            same = int(differs.argmax()) if differs.any() else len(wanted)
+            if same > most:
+                best, most = block, same
+        return best, most
 
     def append(self, blocks: list[int]) -> bool:
         """Take one more block for a row. Return False if there is none; then nothing changes."""
@@ -99,11 +144,23 @@ class BlockManager:
         blocks.append(self._take())
         return True
 
-    def cache(self, block: int, hash_: bytes) -> None:
-        """Give a full block its hash. Where another block has the hash, that one keeps it."""
-        if hash_ not in self._block_of and block not in self._hash_of:
+    def cache(self, block: int, parent: bytes, tokens: Sequence[int]) -> bytes:
+        """Give a full block its hash. Where another block has the hash, that one keeps it.
+
+        Args:
+            block: The block.
+            parent: The hash of the block before it.
+            tokens: The block's tokens.
+
+        Returns:
+            The hash.
+        """
+        hash_ = block_hash(parent, tokens)
+        if hash_ not in self._block_of and block not in self._full:
             self._block_of[hash_] = block
-            self._hash_of[block] = hash_
+            self._full[block] = _FullBlock(hash_, parent, np.asarray(tokens, np.int64))
+            self._children.setdefault(parent, {})[block] = None
+        return hash_
 
     def free(self, blocks: Sequence[int]) -> None:
         """End a row's use. Blocks with a hash stay cached until their memory is needed."""
@@ -113,7 +170,7 @@ class BlockManager:
             if self._ref_counts[block]:
                 continue
             del self._ref_counts[block]
-            if block in self._hash_of:
+            if block in self._full:
                 self._cached[block] = None
             else:
                 self._free.append(block)
@@ -122,7 +179,7 @@ class BlockManager:
     def clear_cache(self) -> list[int]:
         """Forget cached blocks. Return the free blocks that still hold what a row wrote."""
         for block in self._cached:
-            del self._block_of[self._hash_of.pop(block)]
+            self._forget(block)
             self._free.append(block)
         dirty = sorted(self._dirty | self._cached.keys())
         self._cached.clear()
@@ -138,10 +195,24 @@ class BlockManager:
             raise RuntimeError("free, cached and used blocks together are not all blocks")
         if self._ref_counts != Counter(block for table in tables for block in table):
             raise RuntimeError("the reference counts of blocks differ from the tables of rows")
-        if {block: hash_ for hash_, block in self._block_of.items()} != self._hash_of:
+        hashes = {block: full.hash_ for block, full in self._full.items()}
+        if {block: hash_ for hash_, block in self._block_of.items()} != hashes:
             raise RuntimeError("hashes and blocks do not match one to one")
-        if self._dirty & self._hash_of.keys() or not self._cached.keys() <= self._hash_of.keys():
+        if self._dirty & self._full.keys() or not self._cached.keys() <= self._full.keys():
             raise RuntimeError("a cached block has no hash, or a free one has")
+        after = {(parent, b) for parent, blocks in self._children.items() for b in blocks}
+        if after != {(full.parent, block) for block, full in self._full.items()}:
+            raise RuntimeError("a block is not filed under the block before it")
+
+    def _find(self, hashes: Iterable[bytes]) -> list[int]:
+        """Return the blocks with the first of the hashes, up to one that no block has."""
+        known = takewhile(self._block_of.__contains__, hashes)
+        return [self._block_of[each] for each in known]
+
+    def _share(self, block: int) -> None:
+        """Count one more user of a block with a hash."""
+        self._cached.pop(block, None)
+        self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
 
     def _take(self) -> int:
         if self._free:
@@ -149,6 +220,14 @@ class BlockManager:
             self._dirty.discard(block)
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            self._forget(block)
         self._ref_counts[block] = 1
         return block
+
+    def _forget(self, block: int) -> None:
+        full = self._full.pop(block)
+        del self._block_of[full.hash_]
+        siblings = self._children[full.parent]
+        del siblings[block]
+        if not siblings:
+            del self._children[full.parent]

@@ -1,7 +1,8 @@
 """The paged key-value cache (PagedAttention, Kwon et al. 2023) and attention over it.
 
-Invariants: keys and values are never moved. The pass that computes a token writes it once. A row
-reads only the blocks of its own table.
+Invariants: keys and values are never moved. The pass that computes a token writes it once. They
+are copied only to a row that begins with the same tokens. A row reads only the blocks of its own
+table.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class PagedKVCache:
         indices = torch.tensor(blocks, dtype=torch.long, device=self.keys.device)
         self.keys[:, indices] = 0
         self.values[:, indices] = 0
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first ``count`` tokens of a block to another block."""
+        self.keys[:, target, :, :, :count] = self.keys[:, source, :, :, :count]
+        self.values[:, target, :, :count] = self.values[:, source, :, :count]
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

@@ -14,7 +14,7 @@ scale, so it holds for any topic, language and kind of request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,7 +41,6 @@ _HELD_QUANTILE = 0.25
 _MIN_DISTANT = 24
 # Half of the lessons are this similar. Few-shot replies need closer prompts.
 _FEW_SHOT_QUANTILE = 0.5
-_READ_ONLY = Sampling(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,6 @@ def generate_general_replies(
         }
     )
     few_shot = {user: _few_shot_requests(services, plan) for user, plan in plans.items()}
-    # One is read first, so that all others find its examples in the prompt cache.
-    ask(
-        {
-            user: [replace(request, sampling=_READ_ONLY) for request in requests[:1]]
-            for user, requests in few_shot.items()
-        }
-    )
     few_shot_texts = ask(few_shot)
     for user, plan in plans.items():
         plain_texts, texts = plain[user], few_shot_texts[user]

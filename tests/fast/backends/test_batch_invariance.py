@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend
+from personalpeft.backends.sequence import SequenceState
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.base_models.types import Base
 from personalpeft.host import cpu_flags
 from personalpeft.learning.train.losses import ContextDistillationLoss
@@ -174,6 +177,53 @@ def test_decoded_blocks_are_reused_only_with_a_prompts_bits(
     assert len(reply.tokens) < 40 or backend.occupancy().reused_tokens - before > len(
         first.prompt_tokens
     )
+
+
+def reused(backend: Backend, rows: Sequence[SequenceState]) -> int:
+    """Generate the rows together; check their bits; return how many tokens were not read again."""
+    expected = [bits(generate_uncached(backend, each)) for each in rows]
+    backend.clear_cache()
+    before = backend.occupancy().reused_tokens
+    assert [bits(reply) for reply in generate(backend, rows)] == expected
+    backend.check_integrity()
+    return backend.occupancy().reused_tokens - before
+
+
+@pytest.mark.parametrize("same", [1, KV_BLOCK_SIZE - 1, KV_BLOCK_SIZE, 3 * KV_BLOCK_SIZE + 5])
+def test_prompts_share_their_beginning_to_the_token(backend: Backend, same: int) -> None:
+    first = row(backend, "the first of many. " * 12, "s1", logprobs=True, max_tokens=4)
+    tokens = first.prompt_tokens
+    assert len(tokens) > 5 * KV_BLOCK_SIZE
+    changed = (*tokens[:same], *(1 if token != 1 else 2 for token in tokens[same:]))
+    second = replace(first, prompt_tokens=changed)
+    expected = bits(generate_uncached(backend, second))
+    backend.clear_cache()
+    generate(backend, [first])
+    before = backend.occupancy().reused_tokens
+    assert bits(generate(backend, [second])[0]) == expected
+    assert backend.occupancy().reused_tokens - before == same
+    backend.check_integrity()
+
+
+def test_rows_that_come_together_read_a_common_beginning_once(backend: Backend) -> None:
+    prompt = "a long story about rain. " * 6
+    rows = [
+        row(backend, prompt + word, "s1", logprobs=True, max_tokens=6)
+        for word in ("one", "two", "three")
+    ]
+    columns = zip(*(each.prompt_tokens for each in rows), strict=False)
+    common = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+    # Whole blocks are waited for. A part of a block is copied only where it was read before.
+    assert reused(backend, rows) >= 2 * (common // KV_BLOCK_SIZE * KV_BLOCK_SIZE) > 0
+
+
+def test_rows_of_other_owners_or_stacks_share_nothing(backend: Backend) -> None:
+    prompt = "a long story about rain. " * 6
+    rows = [
+        row(backend, prompt, key, owner=owner, logprobs=True, max_tokens=4)
+        for key, owner in (("s1", "ada"), ("s1", "ben"), ("s2", "ada"), (None, "ada"))
+    ]
+    assert reused(backend, rows) == 0
 
 
 def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 from backend_makers import sequence
@@ -29,6 +30,15 @@ def hashes_of(row: SequenceState, base: str = "base") -> list[bytes]:
     return list(prefix_hashes(base, row, row.prompt_tokens))[1:]
 
 
+def cache_all(blocks: BlockManager, taken: Sequence[int], row: SequenceState) -> None:
+    """Give full blocks of a row their hashes."""
+    hash_ = next(prefix_hashes("base", row, ()))
+    for number, block in enumerate(taken):
+        begin = number * KV_BLOCK_SIZE
+        tokens = row.prompt_tokens[begin : begin + KV_BLOCK_SIZE]
+        hash_ = blocks.cache(block, hash_, tokens)
+
+
 def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> SequenceState:
     return sequence(tokens, stack, owner=owner)
 
@@ -51,7 +61,8 @@ class SharingMachine(RuleBasedStateMachine):
         more=st.integers(0, 2),
     )
     def admit(self, owner: str, prompt: list[int], more: int) -> tuple[list[int], list[bytes]]:
-        names = hashes_of(row([token for token in prompt for _ in range(KV_BLOCK_SIZE)], owner))
+        whole = row([token for token in prompt for _ in range(KV_BLOCK_SIZE)], owner)
+        names = hashes_of(whole)
         taken = self.blocks.allocate(len(names) + more, names)
         if taken is None:
             assert len(names) + more > COUNT - self.blocks.num_used
@@ -62,9 +73,8 @@ class SharingMachine(RuleBasedStateMachine):
             assert self.memory[block] == name, "found what was not computed for it"
         in_use = {block for others in self.held for block in others}
         assert not in_use & set(blocks[found:]), "another row's block would be written to"
-        for block, name in zip(blocks[found:], names[found:], strict=False):
-            self.memory[block] = name
-            self.blocks.cache(block, name)
+        self.memory.update(zip(blocks[found:], names[found:], strict=False))
+        cache_all(self.blocks, blocks[: len(names)], whole)
         for block in blocks[len(names) :]:
             self.memory[block] = b"unnamed"
         self.held.append(blocks)
@@ -133,11 +143,11 @@ def test_a_block_hash_is_shared_only_by_the_same_owner_base_stack_and_tokens(
 
 def test_freed_blocks_are_found_again_until_their_memory_is_needed() -> None:
     blocks = BlockManager(4)
-    names = hashes_of(row(range(3 * KV_BLOCK_SIZE)))
+    prompt = row(range(3 * KV_BLOCK_SIZE))
+    names = hashes_of(prompt)
     taken, found = blocks.allocate(3, names) or ([], -1)
     assert found == 0
-    for block, name in zip(taken, names, strict=True):
-        blocks.cache(block, name)
+    cache_all(blocks, taken, prompt)
     blocks.free(taken)
     again, found = blocks.allocate(4, names) or ([], -1)
     assert (again[:3], found) == (taken, 3)
@@ -148,6 +158,45 @@ def test_freed_blocks_are_found_again_until_their_memory_is_needed() -> None:
     # it.
     rest, found = blocks.allocate(3, names) or ([], -1)
     assert (rest[:2], found) == (taken[:2], 2)
+
+
+def test_a_row_that_has_read_nothing_takes_blocks_that_were_filled_meanwhile() -> None:
+    blocks = BlockManager(8)
+    prompt = row(range(3 * KV_BLOCK_SIZE))
+    names = hashes_of(prompt)
+    first, _ = blocks.allocate(3, names) or ([], -1)
+    second, found = blocks.allocate(4, names) or ([], -1)
+    assert found == 0
+    cache_all(blocks, first[:2], prompt)
+    assert blocks.find_again(second, 0, names) == 2
+    assert second[:2] == first[:2]
+    blocks.check_integrity([first, second])
+    assert blocks.num_used == 5
+    assert blocks.find_again(second, 2, names) == 2
+
+
+@examples(60)
+@given(st.lists(TOKENS, min_size=1, max_size=5), TOKENS, st.integers(0, KV_BLOCK_SIZE))
+def test_the_block_with_the_longest_common_beginning_is_found(
+    cached: list[list[int]], wanted: list[int], like_first: int
+) -> None:
+    wanted = [*cached[0][:like_first], *wanted[like_first:]]
+    blocks = BlockManager(len(cached))
+    held: list[tuple[int, list[int]]] = []
+    for tokens in cached:
+        (block,), _ = blocks.allocate(1) or ([0], -1)
+        cache_all(blocks, [block], row(tokens))
+        held.append((block, tokens))
+    root = next(prefix_hashes("base", row(wanted), ()))
+    block, same = blocks.find_partial(root, wanted)
+
+    def common(tokens: list[int]) -> int:
+        pairs = zip(tokens, wanted[:KV_BLOCK_SIZE], strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    assert same == max(common(tokens) for _, tokens in held)
+    assert same == 0 or same in {common(tokens) for number, tokens in held if number == block}
+    assert blocks.find_partial(next(prefix_hashes("base", row(wanted, "bo"), ())), wanted)[1] == 0
 
 
 def test_a_row_is_admitted_only_with_spare_blocks_for_the_others() -> None:
@@ -180,9 +229,8 @@ def test_cleared_blocks_are_never_found_and_blocks_in_use_stay() -> None:
     left, held = row(range(2 * KV_BLOCK_SIZE)), row(range(KV_BLOCK_SIZE), owner="bo")
     taken, _ = blocks.allocate(3, hashes_of(left)) or ([], 0)
     kept, _ = blocks.allocate(1, hashes_of(held)) or ([], 0)
-    for block, name in zip(taken, hashes_of(left), strict=False):
-        blocks.cache(block, name)
-    blocks.cache(kept[0], hashes_of(held)[0])
+    cache_all(blocks, taken[:2], left)
+    cache_all(blocks, kept, held)
     blocks.free(taken)
     assert blocks.clear_cache() == sorted(taken)
     assert (blocks.num_cached, blocks.num_used) == (0, 1)
