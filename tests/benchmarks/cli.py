@@ -179,6 +179,23 @@ def bench_start(common: GlobalOptions, repeat: int) -> None:
 
 
 @command(
+    "prompts",
+    examples=("personalpeft bench prompts", "personalpeft bench prompts --repeat 9 --json"),
+)
+@repeat_option(5)
+def bench_prompts(common: GlobalOptions, repeat: int) -> None:
+    """Reading a prompt alone, and where its beginning is cached.
+
+    First tokens of new and known users, and sixteen replies to one prompt. Takes about a minute.
+    """
+    _need_torch(common)
+    from benchmarks import prompts
+
+    found = prompts.bench_prompts(common.base_name(), repetitions=repeat, echo=printer(common))
+    emit_result(common, found)
+
+
+@command(
     "encryption",
     examples=("personalpeft bench encryption", "personalpeft bench encryption --repeat 9 --json"),
 )
@@ -515,6 +532,7 @@ bench.add_section(
             bench_serve,
             bench_attach,
             bench_start,
+            bench_prompts,
             bench_encryption,
             bench_busy,
             bench_soak,

@@ -104,6 +104,14 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{first['plain']:.2g} s; with a fact {first['with a fact']:.2g} s",
         "start-zen4",
     )
+    prompts = results["prompts-intel"]["milliseconds"]
+    known, new = (round(prompts[f"first token of a {each} user"]) for each in ("known", "new"))
+    yield (
+        "bench prompts",
+        "first token of a short chat, system prompt cached",
+        f"{known} ms; {new} ms where it is read",
+        "prompts-intel",
+    )
     shape = results["weights-zen4"]["shapes"][0]
     peaks = shape["peak_mb"]
     yield (

@@ -57,6 +57,7 @@ _SPREAD_HEADS = ("figure", "median", "least and most", "unit", "wanted")
 _SPREADS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "attach": ("loads", {"milliseconds": "ms", "ratios": "times"}),
     "start": ("first token", {"seconds": "s"}),
+    "prompts": ("prompts", {"milliseconds": "ms", "ratios": "times"}),
     "streams": ("streams", {"seconds": "s", "ratios": "times"}),
     "encryption": ("encryption", {"ratios": "times the plain home", "milliseconds": "ms"}),
     "busy": ("rates", {"rates": "a second", "ratios": "times"}),

@@ -19,6 +19,7 @@ from app_makers import Shell
 from benchmarks import promote, vllm
 from benchmarks.attach import bench_attach
 from benchmarks.figures import Spread, alternate, percentile, ratio
+from benchmarks.prompts import bench_prompts
 from benchmarks.serve import bench_serve
 from benchmarks.server import bench_server
 from benchmarks.wave import bench_wave
@@ -154,6 +155,12 @@ def test_attach_times_files_host_memory_and_peft() -> None:
     }
     assert set(result.ratios) == {"peft_vs_disk_to_slot", "peft_quick_vs_disk_to_slot"}
     _has_spreads(result.spread, result.milliseconds, result.ratios)
+
+
+def test_prompts_are_read_alone_and_from_the_cache() -> None:
+    result = bench_prompts(_BASE, repetitions=2, echo=_nothing)
+    assert set(result.spread) == {*result.milliseconds, *result.ratios}
+    assert all(least > 0 for least, _ in result.spread.values())
 
 
 def test_promote_times_other_streams_and_both_handovers(
