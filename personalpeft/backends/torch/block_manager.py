@@ -11,13 +11,14 @@ what its hash covers and is never written again.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect, bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from personalpeft.backends.sequence import SequenceState
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
@@ -42,13 +43,19 @@ def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> 
     return accumulate((tokens[at : at + KV_BLOCK_SIZE] for at in full), block_hash, initial=root)
 
 
+def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at the beginning."""
+    differs = (a != b for a, b in zip(one, other, strict=False))
+    return next((count for count, each in enumerate(differs) if each), min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True)
 class _FullBlock:
     """What a block with a hash holds: ``tokens``, after the block with the hash ``parent``."""
 
     hash_: bytes
     parent: bytes
-    tokens: npt.NDArray[np.int64]
+    tokens: tuple[int, ...]
 
 
 class BlockManager:
@@ -61,8 +68,8 @@ class BlockManager:
         self._ref_counts: dict[int, int] = {}
         self._block_of: dict[bytes, int] = {}
         self._full: dict[int, _FullBlock] = {}
-        # The full blocks after each hash, in the order in which they were filled.
-        self._children: dict[bytes, dict[int, None]] = {}
+        # The full blocks after each hash, in the lexical order of their tokens.
+        self._children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
         # Blocks without a user that a later prompt may find. The oldest is reused first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Free blocks that still hold what a row wrote.
@@ -128,14 +135,15 @@ class BlockManager:
         Returns:
             The block, and with how many of the tokens it begins; 0 if there is none.
         """
-        wanted = np.asarray(tokens[:KV_BLOCK_SIZE], np.int64)
-        best, most = 0, 0
-        for block in reversed(self._children.get(parent, {})):
-            differs = self._full[block].tokens[: len(wanted)] != wanted
-            same = int(differs.argmax()) if differs.any() else len(wanted)
-            if same > most:
-                best, most = block, same
-        return best, most
+        wanted = (*tokens[:KV_BLOCK_SIZE],)
+        siblings = self._children.get(parent, [])
+        # In lexical order, the longest common beginning is that of one of the two neighbours.
+        place = bisect(siblings, (wanted, 0))
+        found = [
+            (block, _count_common(wanted, each))
+            for each, block in siblings[max(0, place - 1) : place + 1]
+        ]
+        return max(found, key=itemgetter(1), default=(0, 0))
 
     def append(self, blocks: list[int]) -> bool:
         """Take one more block for a row. Return False if there is none; then nothing changes."""
@@ -158,8 +166,8 @@ class BlockManager:
         hash_ = block_hash(parent, tokens)
         if hash_ not in self._block_of and block not in self._full:
             self._block_of[hash_] = block
-            self._full[block] = _FullBlock(hash_, parent, np.asarray(tokens, np.int64))
-            self._children.setdefault(parent, {})[block] = None
+            full = self._full[block] = _FullBlock(hash_, parent, (*tokens,))
+            insort(self._children.setdefault(parent, []), (full.tokens, block))
         return hash_
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -200,8 +208,10 @@ class BlockManager:
             raise RuntimeError("hashes and blocks do not match one to one")
         if self._dirty & self._full.keys() or not self._cached.keys() <= self._full.keys():
             raise RuntimeError("a cached block has no hash, or a free one has")
-        after = {(parent, b) for parent, blocks in self._children.items() for b in blocks}
-        if after != {(full.parent, block) for block, full in self._full.items()}:
+        children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        for block, full in self._full.items():
+            children.setdefault(full.parent, []).append((full.tokens, block))
+        if self._children != {parent: sorted(each) for parent, each in children.items()}:
             raise RuntimeError("a block is not filed under the block before it")
 
     def _find(self, hashes: Iterable[bytes]) -> list[int]:
@@ -228,6 +238,6 @@ class BlockManager:
         full = self._full.pop(block)
         del self._block_of[full.hash_]
         siblings = self._children[full.parent]
-        del siblings[block]
+        del siblings[bisect_left(siblings, (full.tokens, block))]
         if not siblings:
             del self._children[full.parent]
