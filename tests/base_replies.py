@@ -22,7 +22,7 @@ FILE = Path(general_prompts.__file__).with_name("base_replies.json")
 
 def reply(name: str) -> tuple[str, dict[str, str]]:
     """Return the digest of a base, and its replies on this machine by prompt."""
-    prompts = general_prompts.general_prompts()
+    prompts = general_prompts.load_general_prompts().replied_to
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, name, "torch") as runtime:
         engine = runtime.engine()
         base = engine.backend.base.digest

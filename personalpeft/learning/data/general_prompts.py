@@ -104,6 +104,11 @@ class GeneralPrompts:
         """Those with one right answer."""
         return (*self.regularizer_prompts, *(probe.question for probe in self.probes))
 
+    @property
+    def replied_to(self) -> tuple[str, ...]:
+        """Those that a stack replies to, to be held to its replies or to be judged by them."""
+        return (*self.questions, *self.everyday_prompts)
+
 
 def prompt_languages() -> tuple[str, ...]:
     """Return the languages other than English that have general prompts, as ISO 639-1 codes."""
@@ -171,7 +176,7 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
     )
     return CompletionCache(
         engine,
-        load_general_prompts(prompt_languages()).questions,
+        load_general_prompts(prompt_languages()).replied_to,
         BASE_SAMPLING,
         folder / "spoken" / f"{name[:32]}.json",
         load_base_replies().get(backend.base.digest, {}),

@@ -80,7 +80,7 @@ def generate_general_replies(
         if plan.recipe.kl_prompts or plan.recipe.few_shot_replies
     }
     ask = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
-    held = {user: plan.general_prompts.regularizer_prompts for user, plan in plans.items()}
+    held = {user: _regularizer_prompts(plan) for user, plan in plans.items()}
     plain = ask(
         {
             user: [
@@ -186,6 +186,15 @@ def is_usable(reply: str, lessons: Sequence[Lesson], tokens: int, limit: int) ->
     """
     repeats = any(reply.strip() == lesson.chosen.strip() for lesson in lessons)
     return tokens < limit and not repeats and not is_degenerate(reply)
+
+
+def _regularizer_prompts(plan: Plan) -> tuple[str, ...]:
+    general = plan.general_prompts
+    if plan.layer == "memory":
+        # Facts are no way of answering. Held to short questions alone, a memory of five facts
+        # answered a question about soup with "Sugar.".
+        return (*general.regularizer_prompts, *general.everyday_prompts)
+    return general.regularizer_prompts
 
 
 def _similar(

@@ -26,7 +26,7 @@ Start: TypeAlias = Literal["auto", "scratch"]
 
 # Raise it with every change to code that decides a revision's bytes. Then no build of older code
 # counts as one of newer code, finished or not.
-BUILD_FORMAT = 12
+BUILD_FORMAT = 13
 
 MAX_LENGTH = 256
 """Tokens at which a reply is cut where no card says otherwise, in training and in scoring."""

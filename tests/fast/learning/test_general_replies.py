@@ -15,6 +15,7 @@ from runtime_makers import ask, open_runtime
 
 from personalpeft import User
 from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.learning.data.general_replies import (
     MAX_EXAMPLES,
     GeneralReplies,
@@ -220,3 +221,21 @@ def test_facts_add_no_few_shot_replies(tmp_path: Path, monkeypatch: pytest.Monke
     (replies,) = seen
     assert not replies.few_shot
     assert not replies.free_start
+
+
+def test_a_memory_is_held_to_replies_to_everyday_prompts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Held to general questions alone, a memory answered everyday requests with its facts.
+    seen = record_general_replies(monkeypatch)
+    with open_runtime(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        for number in range(4):
+            ada.remember(
+                f"Thing {number} is blue.", questions=[f"What is {number}?"], answer="blue"
+            )
+        ada.learn("memory", accept=True)
+    (replies,) = seen
+    general = load_general_prompts()
+    held = {prompt for prompt, _ in replies.plain}
+    assert held == {*general.regularizer_prompts, *general.everyday_prompts}
