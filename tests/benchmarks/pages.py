@@ -112,6 +112,13 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{known} ms; {new} ms where it is read",
         "prompts-intel",
     )
+    memory = results["soak-intel"]["memory_mb"]
+    yield (
+        "bench soak",
+        "memory at the end of half an hour of use over that at its beginning",
+        f"{memory['ratio']:.3f}",
+        "soak-intel",
+    )
     shape = results["weights-zen4"]["shapes"][0]
     peaks = shape["peak_mb"]
     yield (
