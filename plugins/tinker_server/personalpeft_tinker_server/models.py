@@ -235,7 +235,10 @@ class Sample(Wire):
 
 
 class RetrieveFuture(Wire):
+    """With ``allow_metadata_only`` the size of a large result comes first, the result next."""
+
     request_id: str
+    allow_metadata_only: bool = False
 
 
 # Responses

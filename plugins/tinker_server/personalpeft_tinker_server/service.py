@@ -317,6 +317,10 @@ class Service:
         if isinstance(self.futures.wait(owner, id_, 0), QueuedCall):
             self._sampler.cancel(id_)
 
+    def pause_reason(self, id_: str) -> str | None:
+        """Return why a queued call waits for room; None if it does not."""
+        return self._sampler.pause_reason(id_)
+
     def _queue(
         self,
         owner: str,

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from tinker_makers import PYTHONS, TinkerServer, sdk_pythons
 
+from personalpeft_tinker_server import routes
+
 programs = sdk_pythons()
 
 
 @pytest.mark.skipif(not programs, reason=f"{PYTHONS} names no Python with the tinker SDK")
 @pytest.mark.parametrize("python", programs)
 def test_an_unmodified_sdk_trains_saves_loads_and_samples(
-    server: TinkerServer, url: str, python: str
+    server: TinkerServer, url: str, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So that results of both kinds come.
+    monkeypatch.setattr(routes, "_LARGE_RESULT", 2000)
     secret = server.runtime.api_keys.create(None)[1]
     done = subprocess.run(
-        [python, Path(__file__).with_name("sdk_program.py"), url, f"tml-{secret}"],
+        [python, Path(__file__).with_name("sdk_program.py"), url, secret],
         capture_output=True,
         text=True,
         timeout=120,
