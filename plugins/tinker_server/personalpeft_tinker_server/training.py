@@ -327,7 +327,7 @@ class Trainer:
     def _save(
         self, call: QueuedCall, run: _Run, kind: Kind, request: models.SaveWeights, name: str
     ) -> str:
-        return self._checkpoints.save(
+        path = self._checkpoints.save(
             run.spec,
             kind,
             name,
@@ -340,6 +340,15 @@ class Trainer:
             and request.path is None
             and not request.ttl_seconds,
         )
+        # None of a user who was forgotten meanwhile.
+        saved = self._db.row("select adapter from checkpoints where path = ?", path)
+        self._set_parent(run, saved and saved["adapter"])
+        return path
+
+    def _set_parent(self, run: _Run, digest: str | None) -> None:
+        """Set what the run goes on from: the weights that it loaded or saved last."""
+        run.spec = replace(run.spec, parent=digest)
+        self._db.execute("update runs set parent = ? where id = ?", digest, run.spec.run)
 
     def _save_for_sampler(
         self, call: QueuedCall, run: _Run, request: models.SaveWeightsForSampler
@@ -363,8 +372,7 @@ class Trainer:
         run.session.restore(state)
         # The maintenance, which erases by them, runs on this thread.
         self._sources.replace(run.spec.run, sources)
-        run.spec = replace(run.spec, parent=parent)
-        self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
+        self._set_parent(run, parent)
         return _json(type="load_weights", path=request.path, model_id=call.run)
 
     def _open(self, run_id: str) -> _Run:
