@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, QueueFull
+from personalpeft.learning.outcomes import render_reasons
 from personalpeft.plugins import HttpHost
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import format_time, trained_parts
@@ -338,7 +339,13 @@ class Routes:
         user = self._host.user()
         if user is not None and user != asked.user:
             return {"error": "This API key is another user's.", "_status": 403}
-        return self._service.checkpoints.adopt(self._owner, asked).model_dump()
+        report = self._service.checkpoints.adopt(self._owner, asked)
+        return models.AdoptResponse(
+            revision=report.revision or "",
+            live=report.live,
+            outcome=str(report.outcome),
+            reason=render_reasons(report.reasons),
+        ).model_dump()
 
     # Sampling
 

@@ -342,7 +342,7 @@ class Trainer:
         )
         # None of a user who was forgotten meanwhile.
         saved = self._db.row("select adapter from checkpoints where path = ?", path)
-        self._set_parent(run, saved and saved["adapter"])
+        self._set_parent(run, None if saved is None else saved["adapter"])
         return path
 
     def _set_parent(self, run: _Run, digest: str | None) -> None:
