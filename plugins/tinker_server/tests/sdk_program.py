@@ -1,6 +1,8 @@
 """A training loop on the tinker SDK, run by ``test_tinker_clients`` in an environment with it.
 
-It prints what it checked as JSON.
+``sdk_program.py URL KEY`` uses the whole API, and prints what it checked as JSON. With batches and
+parameters of AdamW as a third argument it makes these steps, and prints their losses and the path
+of the weights before them.
 """
 
 from __future__ import annotations
@@ -39,8 +41,27 @@ def datum(text: list[int], **inputs: list[float]) -> Any:
     )
 
 
-def main(url: str, key: str) -> dict[str, Any]:
+def main(url: str, key: str, steps: str | None = None) -> dict[str, Any]:
     service = tinker.ServiceClient(base_url=url, api_key=PREFIX + key)
+    return use_api(service) if steps is None else train(service, **json.loads(steps))
+
+
+def train(service: Any, batches: list[list[list[int]]], adam: dict[str, float]) -> dict[str, Any]:
+    """Make a step of each batch."""
+    base = service.get_server_capabilities().supported_models[0].model_name
+    training = service.create_lora_training_client(base_model=base, rank=8)
+    start = training.save_weights_for_sampler("start").result().path
+    passes = []
+    for batch in batches:
+        data = [datum(text) for text in batch]
+        passes.append(training.forward_backward(data, "cross_entropy"))
+        training.optim_step(types.AdamParams(**adam))
+    losses = [each.result().metrics["loss:sum"] for each in passes]
+    return {"losses": losses, "start": start}
+
+
+def use_api(service: Any) -> dict[str, Any]:
+    """Use everything once."""
     names = [model.model_name for model in service.get_server_capabilities().supported_models]
     training = service.create_lora_training_client(base_model=names[0], rank=8, seed=1)
     assert training.get_info().model_data.model_name == names[0]
