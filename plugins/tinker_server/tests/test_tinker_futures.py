@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tinker_makers import TEXT, TinkerServer, datum, passed, tokens
@@ -44,6 +45,31 @@ def test_a_poll_for_a_sample_that_waits_for_others_says_so(
     # The next call makes it start.
     other = session.client.post("asample", ask)["request_id"]
     assert session.client.result(waiting) == session.client.result(other)
+
+
+def test_polls_beyond_half_of_the_places_are_refused_and_results_need_none(
+    server: TinkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_POLL_SECONDS", 3.0)
+    run = server.session().run()
+    client = run.session.client
+    done = run.submit("forward", forward_input=passed([datum(TEXT)], "cross_entropy"))
+    result = client.result(done)
+    waiting = {"request_id": run.submit("optim_step", run.seq + 2, adam_params={})}
+    places = server.runtime.max_requests // 2
+    with ThreadPoolExecutor(places + 1) as pool:
+        polls = [pool.submit(client.ask, "POST", "retrieve_future", waiting) for _ in range(places)]
+        statuses = []
+        while not all(poll.done() for poll in polls):
+            monkeypatch.setattr(routes, "_POLL_SECONDS", 0.01)
+            last = client.ask("POST", "retrieve_future", waiting)
+            statuses.append(last.status_code)
+            if last.status_code == 429:
+                break
+        assert statuses[-1] == 429
+        assert int(last.headers["Retry-After"]) > 0
+        assert client.post("retrieve_future", {"request_id": done}) == result
+        assert {poll.result().status_code for poll in polls} == {200}
 
 
 def test_the_size_of_a_large_result_comes_before_it_where_the_client_takes_that(

@@ -130,7 +130,7 @@ def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None
     assert [each["checkpoint_id"] for each in left] == ["sampler_weights/second"]
 
 
-def test_weights_expire(server: TinkerServer) -> None:
+def test_the_time_of_weights_can_be_changed(server: TinkerServer) -> None:
     session = server.session()
     run = session.run()
     path = run.save("soon", ttl_seconds=3600)
