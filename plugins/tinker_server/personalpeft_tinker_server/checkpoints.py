@@ -281,6 +281,11 @@ class Checkpoints:
         rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
         if not rank:
             raise InvalidInput("The sum is zero.", hint="Give a coefficient that is not 0.")
+        if rank > models.MAX_SUM_RANK:
+            raise InvalidInput(
+                f"The ranks of these weights sum to {rank}; the most is {models.MAX_SUM_RANK}.",
+                hint="Interpolate fewer weights, or weights of a lower rank.",
+            )
         padded = {name: pair.padded(rank) for name, pair in pairs.items()}
         base = self._runtime.base()
         recipe = {"interpolated": request.source_paths, "coefficients": request.coefficients}

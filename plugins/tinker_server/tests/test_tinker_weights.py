@@ -217,6 +217,25 @@ def test_an_interpolation_is_the_weighted_sum(server: TinkerServer) -> None:
         client.result(client.post("mint/checkpoints/interpolate", body)["request_id"])
 
 
+def test_an_interpolation_whose_rank_would_be_too_large_is_refused(server: TinkerServer) -> None:
+    session = server.session()
+    path = session.run(rank=64).save("wide", "save_weights_for_sampler")
+    client = session.client
+
+    def interpolate(count: int) -> str:
+        body = {"source_paths": [path] * count, "coefficients": [1 / count] * count}
+        call = client.post("mint/checkpoints/interpolate", body)
+        saved: str = client.result(call["request_id"])["path"]
+        return saved
+
+    # vLLM loads no larger rank.
+    assert client.post("weights_info", {"tinker_path": interpolate(8)})["lora_rank"] == 512
+    with pytest.raises(CallFailed, match="sum to 576; the most is 512") as failed:
+        interpolate(9)
+    assert failed.value.args[1] == "user"
+    assert len(client.get("checkpoints")["checkpoints"]) == 2
+
+
 def test_archives_are_peft_folders(server: TinkerServer, tmp_path: Path) -> None:
     session = server.session()
     path = session.run().save("good")
