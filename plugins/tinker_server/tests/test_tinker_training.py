@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from tinker_makers import (
     peft_losses,
 )
 
+from personalpeft_tinker_server import training
 from personalpeft_tinker_server.codec import PROTOBUF
 
 OTHER = list(b"pack my box with five dozen jugs")
@@ -306,6 +310,28 @@ def test_runs_that_are_queued_together_train_as_each_alone(server: TinkerServer)
     for expected, own in zip(alone, requests, strict=True):
         losses = [loss_of(session.client.result(request)) for request in own]
         assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_runs_in_lockstep_reach_the_backend_together(
+    start: Callable[[], TinkerServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their clients wait for each result before the next call, as most loops do."""
+    monkeypatch.setattr(training, "GATHER_SECONDS", 5.0)
+    server = start()
+    session = server.session()
+    runs = [session.run() for _ in range(4)]
+    backend, sizes = server.runtime.training_backend(), list[int]()
+    compute = backend.forward_backward
+
+    def count(sessions: Any, *args: Any, **options: Any) -> Any:
+        sizes.append(len(sessions))
+        return compute(sessions, *args, **options)
+
+    monkeypatch.setattr(backend, "forward_backward", count)
+    with ThreadPoolExecutor(4) as pool:
+        losses = list(pool.map(lambda run: run.train(5), runs))
+    assert sizes == [4] * 5
+    assert all(each[-1] < each[0] for each in losses)
 
 
 @pytest.mark.parametrize(
