@@ -45,7 +45,11 @@ ON_THE_REAL_BASE = $(BIN)/pytest tests/slow -q
 
 # A learn on the real base takes minutes of one processor, so it runs beside all else. Its output comes at the end.
 test: lint ## Check what is promised, in ten minutes
-	@$(TEST_FOLDERS); log=$$(mktemp); MADE="$$MADE $$log"; failed=; \
+	@$(STRICT); PIP_RETRIES=1 $(MAKE) --no-print-directory tinker-env TINKER_CLIENTS=$(TINKER_SDK) 2>/dev/null \
+	  | { grep -v '^export' || true; } \
+	  || echo "note: $(TINKER_SDK) cannot be installed, so its tests are skipped; make tinker-env says why" >&2
+	@$(TEST_FOLDERS); sdk=.venv-tinker/$(TINKER_SDK); [ ! -e $$sdk/.installed ] || \
+	  export PERSONALPEFT_TINKER_PYTHONS="$${PERSONALPEFT_TINKER_PYTHONS:-$$sdk/bin/python}"; log=$$(mktemp); MADE="$$MADE $$log"; failed=; \
 	$(ONE_THREAD) $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)" > $$log 2>&1 & real=$$!; \
 	trap 'kill $$real 2>/dev/null || true; rm -rf $$MADE' EXIT; \
 	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (exhaustive or slow or vllm)" || failed=yes; \
@@ -133,7 +137,8 @@ vllm-env: ## A Python with vLLM and Ray Serve in .venv-vllm, for tests and to co
 
 # Each client of Tinker's API in an environment of its own, as they are pinned. The cookbook has the SDK 0.22.0, which
 # mindlab-toolkit pins, too.
-TINKER_CLIENTS := tinker==0.16.1 tinker==0.24.1 tinker==0.38.0 mindlab-toolkit==0.2.0 tinker-cookbook==0.3.0
+TINKER_SDK := tinker==0.38.0
+TINKER_CLIENTS := tinker==0.16.1 tinker==0.24.1 $(TINKER_SDK) mindlab-toolkit==0.2.0 tinker-cookbook==0.3.0
 TINKER_PYTHONS := $(subst $() ,:,$(foreach client,$(TINKER_CLIENTS),.venv-tinker/$(client)/bin/python))
 
 tinker-env: ## Pythons with the clients of Tinker's API in .venv-tinker, for the tests of plugins/tinker_server (3 GB)

@@ -28,8 +28,11 @@ from personalpeft.store.store import Store
 ADMIN_KEY_FILE = "token"
 KEYS_FILE = "tokens.json"
 _PREFIX = "pp_"
-# Clients of other services refuse a key that does not begin as theirs do, such as "sk-".
-_FOREIGN_PREFIX = re.compile(rf"[a-z]{{1,8}}-(?={_PREFIX})")
+# Clients of other services refuse a key that does not begin as theirs do, such as "sk-". Others
+# exchange the key for a JWT, which an extension gives the key as its signature.
+_FOREIGN_PREFIX = re.compile(
+    rf"(eyJ[\w-]{{1,256}}\.eyJ[\w-]{{1,256}}\.)?([a-z]{{1,8}}-(?={_PREFIX}))?"
+)
 _SECRET_BYTES = 32
 _ID_DIGITS = 12
 _MAX_SECRET_LENGTH = 256
@@ -165,9 +168,10 @@ class ApiKeys(
     def authenticate(self, secret: str) -> ApiKey | None:
         """Return the key of a secret, or None. Raises ``HomeError``.
 
-        Letters and a hyphen before the secret are ignored, as in ``sk-pp_...``.
+        Letters and a hyphen before the secret are ignored, as in ``sk-pp_...``, and so are the
+        header and the claims of a JWT.
         """
-        secret = secret[match.end() :] if (match := _FOREIGN_PREFIX.match(secret)) else secret
+        secret = _FOREIGN_PREFIX.sub("", secret, count=1)
         if not secret or len(secret) > _MAX_SECRET_LENGTH:
             return None
         with self._mutex:

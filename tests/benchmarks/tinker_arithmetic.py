@@ -49,7 +49,11 @@ def measure(
     wanted = int(str(options["max_steps"]))
     missing = [n for n in range(repetitions) if len(_rewards(out, n)) < wanted]
     if missing:
-        with serving(base, out / "home", {"PERSONALPEFT_TINKER_ALIASES": _MODEL}) as (port, secret):
+        with serving(base, out / "home", {"PERSONALPEFT_TINKER_ALIASES": _MODEL}) as (
+            port,
+            secret,
+            _,
+        ):
             for number in missing:
                 _run(out, python, number, f"http://127.0.0.1:{port}/tinker", secret, options)
     found = []

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import percentile
-from benchmarks.tinker_server import API, Client, serving
+from benchmarks.tinker_server import API, Client, datum, serving
 
 _PROMPT = 16
 # Seconds between two samples, so that training goes on.
@@ -31,7 +31,7 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
     """Return percentiles of both kinds of first token, and their ratios."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        serving(base, Path(home)) as (port, secret),
+        serving(base, Path(home)) as (port, secret, _),
     ):
         client, rng = Client(port, secret), random.Random(1)
         client.post("/api/v1/users/ada", {}, "PUT")
@@ -72,7 +72,7 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                 base_model=name,
                 lora_config={"rank": 16, "seed": number},
             )["model_id"]
-            data = [_datum(text(tokens + 1)) for _ in range(2)]
+            data = [datum(text(tokens + 1)) for _ in range(2)]
             for seq in itertools.count(1, 2):
                 training.discard(number)
                 going.wait()
@@ -146,17 +146,6 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
             for point in ("p50_ms", "p95_ms", "p99_ms")
         }
     return result
-
-
-def _datum(text: list[int]) -> dict[str, Any]:
-    count = len(text) - 1
-    return {
-        "model_input": {"chunks": [{"tokens": text[:-1]}]},
-        "loss_fn_inputs": {
-            "target_tokens": {"data": text[1:], "dtype": "int64", "shape": [count]},
-            "weights": {"data": [1.0] * count, "dtype": "float32", "shape": [count]},
-        },
-    }
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float]:

@@ -71,9 +71,21 @@ class Client:
         return seconds
 
 
+def datum(text: list[int]) -> dict[str, Any]:
+    """Return a datum that predicts each next token."""
+    count = len(text) - 1
+    return {
+        "model_input": {"chunks": [{"tokens": text[:-1]}]},
+        "loss_fn_inputs": {
+            "target_tokens": {"data": text[1:], "dtype": "int64", "shape": [count]},
+            "weights": {"data": [1.0] * count, "dtype": "float32", "shape": [count]},
+        },
+    }
+
+
 @contextmanager
-def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tuple[int, str]]:
-    """Serve a home, and yield the port and an administrator's token.
+def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tuple[int, str, int]]:
+    """Serve a home, and yield the port, an administrator's API key and the process id.
 
     Args:
         base: The base.
@@ -100,7 +112,7 @@ def serving(base: str, home: Path, more: Mapping[str, str] = {}) -> Iterator[tup
                 if server.poll() is not None:
                     raise
                 time.sleep(0.2)
-        yield port, Path(named.stdout.strip()).read_text("utf-8").strip()
+        yield port, Path(named.stdout.strip()).read_text("utf-8").strip(), server.pid
     finally:
         server.terminate()
         server.wait(60)

@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from personalpeft import Runtime, file_system
+from personalpeft import LearnReport, Runtime, file_system
 from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.formats.peft import export_peft, import_peft
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound
-from personalpeft.learning.outcomes import render_reasons
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.database import MAX_BYTES, USER_OWNER, Database
@@ -282,6 +281,11 @@ class Checkpoints:
         rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
         if not rank:
             raise InvalidInput("The sum is zero.", hint="Give a coefficient that is not 0.")
+        if rank > models.MAX_SUM_RANK:
+            raise InvalidInput(
+                f"The ranks of these weights sum to {rank}; the most is {models.MAX_SUM_RANK}.",
+                hint="Interpolate fewer weights, or weights of a lower rank.",
+            )
         padded = {name: pair.padded(rank) for name, pair in pairs.items()}
         base = self._runtime.base()
         recipe = {"interpolated": request.source_paths, "coefficients": request.coefficients}
@@ -298,8 +302,18 @@ class Checkpoints:
             about={"base": "", "call": call_name},
         )
 
-    def adopt(self, owner: str, request: models.Adopt) -> models.AdoptResponse:
+    def owner_of(self, path: str) -> str:
+        """Return the owner of saved weights. Raises ``NotFound``."""
+        row = self._db.row("select owner from checkpoints where path = ?", path)
+        return str(self.find("" if row is None else row["owner"], path)["owner"])
+
+    def adopt(self, owner: str, request: models.Adopt, **options: Any) -> LearnReport:
         """Judge saved weights as a candidate of a user's layer, as ``User.propose_peft`` does.
+
+        Args:
+            owner: Who asks.
+            request: The weights and the layer.
+            options: More of ``User.propose_peft``.
 
         Raises:
             NotFound: There are no such weights, or no such user.
@@ -324,13 +338,12 @@ class Checkpoints:
                 base_name=base.card.name,
             )
             user = self._runtime.user(request.user, create=False)
-            report = user.propose_peft(peft, layer=request.layer, accept=request.accept)
-        return models.AdoptResponse(
-            revision=report.revision or "",
-            live=report.live,
-            outcome=str(report.outcome),
-            reason=render_reasons(report.reasons),
-        )
+            return user.propose_peft(
+                peft,
+                layer=request.layer,
+                accept=request.accept,
+                **options,
+            )
 
     def describe(self, row: Row) -> models.Checkpoint:
         """Return a row as clients read it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from personalpeft.errors import Busy
+from personalpeft.errors import Busy, NotFound
 from personalpeft.file_system import replace
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.plugin_data import PluginData
@@ -89,18 +89,27 @@ class Database:
 
     Args:
         data: What the plugin keeps in the home.
+        beside_server: Whether a server may have the folder open, too. The weights that are there
+            can be read then, and what was forgotten erased.
 
     Raises:
         Busy: Another process has the folder open.
+        NotFound: There is no server to be beside: none has written to this home.
         HomeError: It cannot be written, or is not encrypted though its home is.
     """
 
-    def __init__(self, data: PluginData) -> None:
+    def __init__(self, data: PluginData, *, beside_server: bool = False) -> None:
         self._data = data
+        if beside_server and not (data.folder / f"{_NAME}.sqlite3").is_file():
+            raise NotFound(
+                "No client has saved weights in this home.",
+                hint="Train with a client of personalpeft serve --tinker first.",
+            )
         data.create()
         self._process = FileLock(data.folder / "lock")
         try:
-            self._process.acquire(timeout=0)
+            if not beside_server:
+                self._process.acquire(timeout=0)
         except Timeout:
             raise Busy(
                 "Another server of this home serves Tinker's API.",
@@ -108,8 +117,9 @@ class Database:
             ) from None
         self._lock = threading.RLock()
         try:
-            self._adopt_former_files()
-            data.delete_partial_files()
+            if not beside_server:
+                self._adopt_former_files()
+                data.delete_partial_files()
             # One connection: SQLite serializes writers anyway.
             self._db = data.connect(_NAME)
         except BaseException:

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 MAX_RANK = 64
+MAX_SUM_RANK = 512
+"""The largest rank of a sum of weights: vLLM loads no larger one."""
 MAX_TOP_PROMPT_LOGPROBS = 256
 MAX_SEQ = 2**63 - 2
 """The largest number of a call: the database must have room for the next."""
@@ -235,7 +237,10 @@ class Sample(Wire):
 
 
 class RetrieveFuture(Wire):
+    """With ``allow_metadata_only`` the size of a large result comes first, the result next."""
+
     request_id: str
+    allow_metadata_only: bool = False
 
 
 # Responses

@@ -5,6 +5,7 @@ A long call answers with a ``request_id``; ``retrieve_future`` waits for its res
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, QueueFull
+from personalpeft.learning.outcomes import render_reasons
 from personalpeft.plugins import HttpHost
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import format_time, trained_parts
@@ -37,6 +39,10 @@ PREFIX = "/tinker/api/v1"
 _POLL_SECONDS = 20.0
 # Seconds that a download link works.
 _LINK_SECONDS = 900.0
+# Seconds after which a client exchanges its API key again.
+_TOKEN_SECONDS = 3600.0
+# Bytes from which a client is asked to make room before it fetches a result.
+_LARGE_RESULT = 2**20
 _JSON = "application/json"
 
 
@@ -58,6 +64,7 @@ class Routes:
         self.blueprint = Blueprint("tinker", __name__, url_prefix=PREFIX)
         post, get = self._post, self._get
         post("client/config", self._client_config)
+        post("auth/token", self._exchange_key)
         post("create_session", self._create_session)
         post("session_heartbeat", self._heartbeat)
         post("sessions/<session>/finish", self._finish_session)
@@ -124,13 +131,22 @@ class Routes:
     def _client_config(self) -> dict[str, Any]:
         # Passes of moderate size: other runs and chats take turns between them.
         return {
-            "pjwt_auth_enabled": False,
+            # With it a client takes keys that do not begin with "tml-".
+            "pjwt_auth_enabled": not _presented_key().startswith("tml-"),
             "use_pyqwest_transport": False,
             "proto_write_fwdbwd": False,
             "proto_compress_fwdbwd": False,
             "parallel_fwdbwd_chunks": True,
             "fwdbwd_max_chunk_bytes_count": 2_000_000,
         }
+
+    def _exchange_key(self) -> dict[str, Any]:
+        """Return a JWT that ends with the API key, so that it outlives a restart of the server."""
+        now = int(self._clock.now().timestamp())
+        parts = {"alg": "none", "typ": "JWT"}, {"iat": now, "exp": now + int(_TOKEN_SECONDS)}
+        encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()) for part in parts]
+        head = b".".join(part.rstrip(b"=") for part in encoded).decode()
+        return {"jwt": f"{head}.{_presented_key().rpartition('.')[2]}"}
 
     def _create_session(self) -> dict[str, Any]:
         session = self._service.create_session(self._owner, self._read(models.CreateSession))
@@ -323,7 +339,13 @@ class Routes:
         user = self._host.user()
         if user is not None and user != asked.user:
             return {"error": "This API key is another user's.", "_status": 403}
-        return self._service.checkpoints.adopt(self._owner, asked).model_dump()
+        report = self._service.checkpoints.adopt(self._owner, asked)
+        return models.AdoptResponse(
+            revision=report.revision or "",
+            live=report.live,
+            outcome=str(report.outcome),
+            reason=render_reasons(report.reasons),
+        ).model_dump()
 
     # Sampling
 
@@ -354,7 +376,8 @@ class Routes:
     # Futures
 
     def _retrieve(self) -> Any:
-        id_ = self._read(models.RetrieveFuture).request_id
+        asked = self._read(models.RetrieveFuture)
+        id_ = asked.request_id
         found = self._service.futures.wait(self._owner, id_, 0)
         if isinstance(found, QueuedCall):
             if not self._polls.acquire(blocking=False):
@@ -370,9 +393,19 @@ class Routes:
         if found is None:
             return {"error": "There is no such request.", "category": "unknown", "_status": 410}
         if isinstance(found, QueuedCall):
-            return {"type": "try_again", "request_id": id_, "queue_state": "active"}
+            reason = self._service.pause_reason(id_)
+            state = "active" if reason is None else "paused_capacity"
+            return {
+                "type": "try_again",
+                "request_id": id_,
+                "queue_state": state,
+                "queue_state_reason": reason,
+            }
         if found.error is not None:
             return {"error": found.error, "category": found.category}
+        size = len(found.result or b"")
+        if asked.allow_metadata_only and size >= _LARGE_RESULT:
+            return {"status": "complete_metadata", "response_payload_size": size}
         accepted = request.headers.get("Accept", "")
         message = None
         if PROTOBUF in accepted:
@@ -387,6 +420,12 @@ class Routes:
 
 def _future(call: QueuedCall) -> dict[str, Any]:
     return {"request_id": call.id, "model_id": call.run}
+
+
+def _presented_key() -> str:
+    """Return the API key as the client sent it, where the server looks for it."""
+    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
+    return (secret if kind.lower() == "bearer" else request.headers.get("X-Api-Key", "")).strip()
 
 
 def _page(rows: list[T]) -> tuple[list[T], dict[str, int]]:

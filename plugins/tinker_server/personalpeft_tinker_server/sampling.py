@@ -78,6 +78,13 @@ class Sampler:
         """End a call that nobody waits for."""
         self._cancelled.add(id_)
 
+    def pause_reason(self, id_: str) -> str | None:
+        """Return why a call has not started; None if it has."""
+        with self._lock:
+            waits = any(call.id == id_ for calls in self._waiting.values() for call in calls)
+            count = self._running.total()
+        return f"{count} sampling calls go first on this server" if waits else None
+
     def close(self) -> None:
         """Stop. Calls without a result stay queued."""
         with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from sqlite3 import Row
@@ -70,8 +69,8 @@ class Service:
         self._db = Database(runtime.plugin_data(FOLDER))
         self._sources = Sources(runtime, self._db)
         self._started = False
-        self._lock, self._owners_lock = threading.Lock(), threading.Lock()
-        self._erase_forgotten()
+        self._lock = threading.Lock()
+        self._sources.erase_forgotten()
         # Clients that were there at the stop could not send heartbeats since.
         self._db.execute(
             "update sessions set seen = ? where seen >= (select max(seen) from sessions) - ? and not ended",
@@ -114,27 +113,8 @@ class Service:
         """
         self._runtime.user(user)
         owner = f"{USER_OWNER}{user}"
-        self._erase_former(owner)
+        self._sources.erase_former(owner)
         return owner
-
-    def _erase_former(self, owner: str) -> None:
-        """Erase what an owner has, unless its user is the one whom it was noted for."""
-        with self._owners_lock:
-            since = None
-            with suppress(NotFound):
-                user = self._runtime.user(owner.removeprefix(USER_OWNER), create=False)
-                since = str(user.summary().since)
-            noted = self._db.row("select since from owners where owner = ?", owner)
-            if noted is not None and noted["since"] != since:
-                self._db.erase_owner(owner)
-                noted = None
-            if noted is None and since is not None:
-                self._db.execute("insert into owners values (?, ?)", owner, since)
-
-    def _erase_forgotten(self) -> None:
-        for (owner,) in self._db.rows("select owner from owners"):
-            self._erase_former(owner)
-        self._sources.erase_forgotten()
 
     # Sessions
 
@@ -317,6 +297,10 @@ class Service:
         if isinstance(self.futures.wait(owner, id_, 0), QueuedCall):
             self._sampler.cancel(id_)
 
+    def pause_reason(self, id_: str) -> str | None:
+        """Return why a queued call waits for room; None if it does not."""
+        return self._sampler.pause_reason(id_)
+
     def _queue(
         self,
         owner: str,
@@ -402,7 +386,7 @@ class Service:
 
     def _delete_old(self) -> None:
         """Delete what has passed its time, and what forgotten users left."""
-        self._erase_forgotten()
+        self._sources.erase_forgotten()
         self._db.execute(
             "update runs set open = 0 where open and not exists"
             " (select 1 from sessions where sessions.id = runs.session and sessions.seen >= ?)",

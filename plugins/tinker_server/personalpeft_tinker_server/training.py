@@ -43,6 +43,9 @@ STORE_SECONDS = 30.0
 # Seconds that a training pass waits for chats and samples.
 _YIELD_SECONDS = 0.25
 IDLE_SECONDS = 1.0
+# The most seconds that a pass waits for those of other runs, and a run counts as busy after a call.
+# So runs whose clients do the same at once stay together.
+GATHER_SECONDS = 0.02
 # Seconds without a heartbeat after which a client counts as silent; the SDK sends one each 10 s.
 SILENCE_SECONDS = 60.0
 # Seconds without a call after which a run leaves memory. Clients never say that they are done.
@@ -60,12 +63,14 @@ class _Run:
         spec: What it trains.
         session: Its session.
         stored: When its state was stored last.
+        finished: When its last call ended.
         has_gradients: Whether the session has gradients. A stored state has none.
     """
 
     spec: RunSpec
     session: Session
     stored: float
+    finished: float
     has_gradients: bool = False
 
 
@@ -99,6 +104,8 @@ class Trainer:
         self._started = clock.now().timestamp()
         self._stopping = False
         self._maintenance_due = False
+        # Since when there are passes that wait for others.
+        self._gathering: float | None = None
         self._thread = threading.Thread(
             target=self._work, name="personalpeft-tinker-training", daemon=True
         )
@@ -132,6 +139,7 @@ class Trainer:
         try:
             while not self._stopping:
                 calls: list[QueuedCall] = []
+                idle = IDLE_SECONDS
                 try:
                     if (
                         self._maintenance_due
@@ -143,7 +151,7 @@ class Trainer:
                         with self._wake:
                             self._maintenance_due = False
                             self._wake.notify_all()
-                    calls = self._ready_calls()
+                    calls, idle = self._gather(self._ready_calls())
                     if calls:
                         self._execute(calls)
                         continue
@@ -155,7 +163,7 @@ class Trainer:
                         self._drop(call.run)
                 with self._wake:
                     if not self._news and not self._stopping:
-                        self._wake.wait(IDLE_SECONDS)
+                        self._wake.wait(idle)
                     self._news = False
         finally:
             for run in self._runs.values():
@@ -196,6 +204,28 @@ class Trainer:
         for run in waiting.keys() - ready.keys():
             self._end_if_missing(next_seq[run], waiting[run])
         return list(ready.values())
+
+    def _gather(self, ready: list[QueuedCall]) -> tuple[list[QueuedCall], float]:
+        """Return the calls to execute now; if there are none, the seconds to wait for more.
+
+        Passes wait for the other calls that are ready, and for busy runs, whose next calls may be
+        passes. So they reach the backend together.
+        """
+        passes = [call for call in ready if call.kind in _PASSES]
+        if not passes:
+            self._gathering = None
+            return ready, IDLE_SECONDS
+        now = self._clock.timer()
+        self._gathering = self._gathering or now
+        left = self._gathering + GATHER_SECONDS - now
+        if left > 0:
+            if len(passes) < len(ready):
+                return [call for call in ready if call.kind not in _PASSES], 0.0
+            absent = self._runs.keys() - {call.run for call in ready}
+            if any(now - self._runs[run].finished < GATHER_SECONDS for run in absent):
+                return [], left
+        self._gathering = None
+        return ready, 0.0
 
     def _end_if_missing(self, seq: int, waiting: Sequence[QueuedCall]) -> None:
         """End the calls of a run that waited too long for one with a lower number.
@@ -327,7 +357,7 @@ class Trainer:
     def _save(
         self, call: QueuedCall, run: _Run, kind: Kind, request: models.SaveWeights, name: str
     ) -> str:
-        return self._checkpoints.save(
+        path = self._checkpoints.save(
             run.spec,
             kind,
             name,
@@ -340,6 +370,15 @@ class Trainer:
             and request.path is None
             and not request.ttl_seconds,
         )
+        # None of a user who was forgotten meanwhile.
+        saved = self._db.row("select adapter from checkpoints where path = ?", path)
+        self._set_parent(run, None if saved is None else saved["adapter"])
+        return path
+
+    def _set_parent(self, run: _Run, digest: str | None) -> None:
+        """Set what the run goes on from: the weights that it loaded or saved last."""
+        run.spec = replace(run.spec, parent=digest)
+        self._db.execute("update runs set parent = ? where id = ?", digest, run.spec.run)
 
     def _save_for_sampler(
         self, call: QueuedCall, run: _Run, request: models.SaveWeightsForSampler
@@ -363,8 +402,7 @@ class Trainer:
         run.session.restore(state)
         # The maintenance, which erases by them, runs on this thread.
         self._sources.replace(run.spec.run, sources)
-        run.spec = replace(run.spec, parent=parent)
-        self._db.execute("update runs set parent = ? where id = ?", parent, run.spec.run)
+        self._set_parent(run, parent)
         return _json(type="load_weights", path=request.path, model_id=call.run)
 
     def _open(self, run_id: str) -> _Run:
@@ -389,7 +427,8 @@ class Trainer:
                 spec.seed,
             )
         )
-        run = self._runs[run_id] = _Run(spec, session, self._clock.timer())
+        now = self._clock.timer()
+        run = self._runs[run_id] = _Run(spec, session, stored=now, finished=now)
         stored = row["state_file"] and self._db.read_file(row["state_file"])
         executed = 0
         if stored:
@@ -418,7 +457,10 @@ class Trainer:
     def _finish(self, call: QueuedCall, result: bytes) -> None:
         self._futures.finish(call, Outcome(result, None, None))
         run = self._runs.get(call.run or "")
-        if run is None or run.has_gradients:
+        if run is None:
+            return
+        run.finished = self._clock.timer()
+        if run.has_gradients:
             return
         is_due = self._clock.timer() - run.stored >= STORE_SECONDS
         # What was loaded may be deleted, and could not be loaded again.

@@ -1,6 +1,8 @@
 """A training loop on the tinker SDK, run by ``test_tinker_clients`` in an environment with it.
 
-It prints what it checked as JSON.
+``sdk_program.py URL KEY`` uses the whole API, and prints what it checked as JSON. With batches and
+parameters of AdamW as a third argument it makes these steps, and prints their losses and the path
+of the weights before them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,14 @@ from typing import Any
 
 import tinker
 from tinker import types
+
+try:
+    # It lets its keys pass the SDK, which knows its own alone.
+    import mint
+except ImportError:
+    mint, PREFIX = None, "tml-"
+else:
+    PREFIX = "sk-"
 
 TEXT = list(b"the quick brown fox jumps over the lazy dog")
 
@@ -31,8 +41,27 @@ def datum(text: list[int], **inputs: list[float]) -> Any:
     )
 
 
-def main(url: str, key: str) -> dict[str, Any]:
-    service = tinker.ServiceClient(base_url=url, api_key=key)
+def main(url: str, key: str, steps: str | None = None) -> dict[str, Any]:
+    service = tinker.ServiceClient(base_url=url, api_key=PREFIX + key)
+    return use_api(service) if steps is None else train(service, **json.loads(steps))
+
+
+def train(service: Any, batches: list[list[list[int]]], adam: dict[str, float]) -> dict[str, Any]:
+    """Make a step of each batch."""
+    base = service.get_server_capabilities().supported_models[0].model_name
+    training = service.create_lora_training_client(base_model=base, rank=8)
+    start = training.save_weights_for_sampler("start").result().path
+    passes = []
+    for batch in batches:
+        data = [datum(text) for text in batch]
+        passes.append(training.forward_backward(data, "cross_entropy"))
+        training.optim_step(types.AdamParams(**adam))
+    losses = [each.result().metrics["loss:sum"] for each in passes]
+    return {"losses": losses, "start": start}
+
+
+def use_api(service: Any) -> dict[str, Any]:
+    """Use everything once."""
     names = [model.model_name for model in service.get_server_capabilities().supported_models]
     training = service.create_lora_training_client(base_model=names[0], rank=8, seed=1)
     assert training.get_info().model_data.model_name == names[0]
@@ -141,11 +170,7 @@ def main(url: str, key: str) -> dict[str, Any]:
         custom = training.forward_backward_custom([datum(TEXT)], squares).result()
         assert custom.metrics["squares:sum"] > 0
         checked.append("custom")
-    try:
-        import mint
-    except ImportError:
-        pass
-    else:
+    if mint is not None:
         mixed = mint.mint.interpolate_checkpoints(
             service, source_paths=[saved, saved], coefficients=[0.5, 0.5]
         )

@@ -26,7 +26,7 @@ ANSWERS = [("What is the colour of the sky?", "Blue."), ("How do I boil an egg?"
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "sl_loop": (MODEL, "batch_size=16", "max_length=256", "lora_rank=8", "learning_rate=1e-2"),
-    "sl_basic": ("learning_rate=1e-2",),
+    "sl_basic": ("learning_rate=1e-2", "num_epochs=6"),
     "rl_loop": (MODEL, "batch_size=8", "group_size=4", "max_tokens=24", "lora_rank=8"),
     "chat_sl.train": (
         *(MODEL, "dataset=conversations.jsonl", "batch_size=16", "max_length=256"),
@@ -40,12 +40,22 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "max_tokens=5",
         "max_steps=2",
     ),
-    "preference.dpo.train": (MODEL, "dataset=hhh", "batch_size=8", "max_length=256", "max_steps=2"),
+    "preference.dpo.train": (
+        *(MODEL, "dataset=hhh", "batch_size=8", "max_length=256", "max_steps=4"),
+        "learning_rate=1e-3",
+    ),
     # With its evaluation, which plays four games of each of a hundred numbers.
     "multiplayer_rl.guess_number.train": (
         *(MODEL, "renderer_name=role_colon", *SMALL),
         *("max_tokens=2", "max_steps=1", "eval_every=1"),
     ),
+}
+
+
+# By recipe, the loss that falls, since all its batches are alike.
+LOSSES = {
+    **dict.fromkeys(("sl_loop", "sl_basic", "chat_sl.train"), "train_mean_nll"),
+    "preference.dpo.train": "dpo_loss",
 }
 
 
@@ -143,8 +153,9 @@ def test_a_recipe_runs_to_its_end(
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     rows = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
     assert rows
-    if recipe in ("sl_loop", "chat_sl.train"):
-        assert rows[-1]["train_mean_nll"] < rows[0]["train_mean_nll"] * 0.8
+    if loss := LOSSES.get(recipe):
+        losses = [row[loss] for row in rows if loss in row]
+        assert losses[-1] < losses[0] * 0.8
     if "guess_number" in recipe:
         assert any(name.startswith("test/") for row in rows for name in row)
     saved = [json.loads(line) for line in (log / "checkpoints.jsonl").read_text().splitlines()]

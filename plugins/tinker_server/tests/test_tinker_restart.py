@@ -280,3 +280,23 @@ def test_the_bytes_of_queued_calls_count_and_those_of_other_owners_do_not(
     client.post("forward_backward", {**call, "seq_id": 13}, status=429)
     client.post("forward_backward", {**call, "seq_id": 12})
     other.train(1)
+
+
+def test_saved_weights_beyond_the_quota_are_refused_until_others_are_deleted(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    run, other = (server.session(user).run() for user in ("ada", "bob"))
+    path = run.save("one")
+    client = run.session.client
+    (listed,) = client.get("checkpoints")["checkpoints"]
+    monkeypatch.setattr(database, "MAX_BYTES", int(1.5 * listed["size_bytes"]))
+    folder = server.runtime.settings.home / "tinker" / "files"
+    before = set(folder.iterdir())
+    with pytest.raises(CallFailed, match="would exceed") as failed:
+        run.save("two")
+    assert failed.value.args[1] == "user"
+    assert set(folder.iterdir()) == before
+    other.save("two")
+    assert client.ask("DELETE", checkpoint_route(path)).status_code == 204
+    run.save("two")

@@ -18,6 +18,7 @@ from tinker_makers import (
     passed,
 )
 
+from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft_tinker_server import service
 
 HOUR = 3600.0
@@ -78,6 +79,7 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     timed: TinkerServer, moved: MovedClock
 ) -> None:
     silent, alive = (timed.session().run() for _ in range(2))
+    path = silent.save("kept")
     moved.advance(25 * HOUR)
     # A jump back does not bring it back.
     moved.wall -= 48 * HOUR
@@ -86,6 +88,51 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     with pytest.raises(CallFailed, match="released"):
         silent.train(1)
     alive.train(1)
+    # Its saved weights stay.
+    again = silent.session.client.session().run()
+    again.call("load_weights", path=path, optimizer=True)
+
+
+def test_a_run_leaves_memory_a_minute_after_the_last_heartbeat(
+    timed: TinkerServer, moved: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, run = (timed.session().run() for _ in range(2))
+    expected = undisturbed.train(3)
+    losses = run.train(1)
+    closed, close = list[object](), TorchSession.close
+    monkeypatch.setattr(TorchSession, "close", lambda each: (closed.append(each), close(each)))
+    beat = {"session_id": run.session.id}
+    for _ in range(3):
+        moved.advance(50)
+        run.session.client.post("session_heartbeat", beat)
+        timed.extension.service.run_maintenance()
+    # That of the other client.
+    assert len(closed) == 1
+    losses += run.train(1)
+    moved.advance(61)
+    timed.extension.service.run_maintenance()
+    assert len(closed) == 2
+    # A heartbeat or a call brings it back.
+    run.session.client.post("session_heartbeat", beat)
+    losses += run.train(1)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_go_when_their_time_has_passed(timed: TinkerServer, moved: MovedClock) -> None:
+    run = timed.session().run()
+    run.train(1)
+    path = run.save("soon", ttl_seconds=3600)
+    client = run.session.client
+    client.post("unload_model", {"model_id": run.id})
+    moved.advance(3590)
+    timed.extension.service.run_maintenance()
+    assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
+    moved.advance(11)
+    client.post("weights_info", {"tinker_path": path}, status=404)
+    assert client.get("checkpoints")["checkpoints"] == []
+    timed.extension.service.run_maintenance()
+    folder = timed.runtime.settings.home / "tinker" / "files"
+    assert list(folder.iterdir()) == []
 
 
 def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tinker_makers import (
+    FIFTY_BATCHES,
+    FIFTY_STEPS,
     TEXT,
     CallFailed,
     TinkerServer,
@@ -15,8 +20,10 @@ from tinker_makers import (
     logprobs_of,
     loss_of,
     passed,
+    peft_losses,
 )
 
+from personalpeft_tinker_server import training
 from personalpeft_tinker_server.codec import PROTOBUF
 
 OTHER = list(b"pack my box with five dozen jugs")
@@ -26,39 +33,14 @@ def test_fifty_steps_have_the_losses_of_peft_and_adamw(
     server: TinkerServer, tmp_path: Path
 ) -> None:
     """Training in PEFT starts from the downloaded weights, so their format is tested too."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     run = server.session().run(rank=8)
-    client = run.session.client
-    folder = client.archive(run.save("start", "save_weights_for_sampler"), tmp_path / "peft")
-    batches = [[TEXT, OTHER[: 8 + step % 20]] for step in range(50)]
+    folder = run.session.client.archive(run.save("start", "save_weights_for_sampler"), tmp_path)
     ours = []
-    for batch in batches:
+    for batch in FIFTY_BATCHES:
         ours.append(loss_of(run.forward_backward([datum(text) for text in batch])))
-        run.step(2e-3, weight_decay=0.1, grad_clip_norm=50.0)
-
-    base = AutoModelForCausalLM.from_pretrained(server.runtime.base().folder, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    adam = torch.optim.AdamW(trained, lr=2e-3, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.1)
-    theirs = []
-    for batch in batches:
-        losses = []
-        for text in batch:
-            logits = model(torch.tensor([text[:-1]])).logits[0]
-            losses.append(
-                torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:]), reduction="sum")
-            )
-        total = torch.stack(losses).sum()
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 50.0)
-        adam.step()
-        adam.zero_grad()
-        theirs.append(float(total.detach()))
+        run.step(**FIFTY_STEPS)
     assert ours[-1] < ours[0] / 2
-    assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 1e-4
+    assert ours == pytest.approx(peft_losses(server, folder), rel=1e-4)
 
 
 def test_calls_are_executed_by_their_number_whatever_order_they_arrive_in(
@@ -328,6 +310,28 @@ def test_runs_that_are_queued_together_train_as_each_alone(server: TinkerServer)
     for expected, own in zip(alone, requests, strict=True):
         losses = [loss_of(session.client.result(request)) for request in own]
         assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_runs_in_lockstep_reach_the_backend_together(
+    start: Callable[[], TinkerServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their clients wait for each result before the next call, as most loops do."""
+    monkeypatch.setattr(training, "GATHER_SECONDS", 5.0)
+    server = start()
+    session = server.session()
+    runs = [session.run() for _ in range(4)]
+    backend, sizes = server.runtime.training_backend(), list[int]()
+    compute = backend.forward_backward
+
+    def count(sessions: Any, *args: Any, **options: Any) -> Any:
+        sizes.append(len(sessions))
+        return compute(sessions, *args, **options)
+
+    monkeypatch.setattr(backend, "forward_backward", count)
+    with ThreadPoolExecutor(4) as pool:
+        losses = list(pool.map(lambda run: run.train(5), runs))
+    assert sizes == [4] * 5
+    assert all(each[-1] < each[0] for each in losses)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tinker_makers import TEXT, CallFailed, TinkerServer, checkpoint_route, datum, loss_of
 
+Start = Callable[[], TinkerServer]
 DATA = [datum(TEXT)]
 
 
@@ -85,22 +87,30 @@ def test_a_name_is_given_once_unless_the_client_overwrites(server: TinkerServer)
     assert loaded.forward(DATA) == run.forward(DATA)
 
 
-def test_weights_name_those_that_their_run_was_loaded_from(
-    server: TinkerServer, tmp_path: Path
+def test_weights_name_those_that_their_run_loaded_or_saved_last(
+    start: Start, tmp_path: Path
 ) -> None:
+    server = start()
     session = server.session()
-    first = session.run().save("first")
-    run = session.run()
-    run.call("load_weights", path=first, optimizer=False)
-    second = run.save("second")
+    first = session.run()
+    paths = [first.save("first")]
+    first.train(1)
+    paths.append(first.save("second"))
+    loaded = session.run()
+    loaded.call("load_weights", path=paths[0], optimizer=False)
+    paths.append(loaded.save("third"))
+    restarted = first.on(start())
+    paths.append(restarted.save("fourth", "save_weights_for_sampler"))
+    client = restarted.session.client
+    archives = [client.archive(path, tmp_path / str(n)) for n, path in enumerate(paths)]
     parents = [
-        json.loads(
-            (session.client.archive(path, tmp_path / name) / "personalpeft.json").read_text()
-        )
-        for path, name in ((first, "a"), (second, "b"))
+        json.loads((archive / "personalpeft.json").read_text())["manifest"]["parent"]
+        for archive in archives
     ]
-    assert parents[0]["manifest"]["parent"] is None
-    assert len(parents[1]["manifest"]["parent"]) == 64
+    assert parents[0] is None
+    assert parents[1] == parents[2]
+    assert len({*parents[1:]}) == 2
+    assert all(len(parent) == 64 for parent in parents[1:])
 
 
 def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None:
@@ -120,7 +130,7 @@ def test_weights_are_listed_until_they_are_deleted(server: TinkerServer) -> None
     assert [each["checkpoint_id"] for each in left] == ["sampler_weights/second"]
 
 
-def test_weights_expire(server: TinkerServer) -> None:
+def test_the_time_of_weights_can_be_changed(server: TinkerServer) -> None:
     session = server.session()
     run = session.run()
     path = run.save("soon", ttl_seconds=3600)
@@ -205,6 +215,25 @@ def test_an_interpolation_is_the_weighted_sum(server: TinkerServer) -> None:
     body = {"source_paths": [path], "coefficients": [0.0]}
     with pytest.raises(CallFailed, match="zero"):
         client.result(client.post("mint/checkpoints/interpolate", body)["request_id"])
+
+
+def test_an_interpolation_whose_rank_would_be_too_large_is_refused(server: TinkerServer) -> None:
+    session = server.session()
+    path = session.run(rank=64).save("wide", "save_weights_for_sampler")
+    client = session.client
+
+    def interpolate(count: int) -> str:
+        body = {"source_paths": [path] * count, "coefficients": [1 / count] * count}
+        call = client.post("mint/checkpoints/interpolate", body)
+        saved: str = client.result(call["request_id"])["path"]
+        return saved
+
+    # vLLM loads no larger rank.
+    assert client.post("weights_info", {"tinker_path": interpolate(8)})["lora_rank"] == 512
+    with pytest.raises(CallFailed, match="sum to 576; the most is 512") as failed:
+        interpolate(9)
+    assert failed.value.args[1] == "user"
+    assert len(client.get("checkpoints")["checkpoints"]) == 2
 
 
 def test_archives_are_peft_folders(server: TinkerServer, tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ BASE = "tiny-random"
 PYTHONS = "PERSONALPEFT_TINKER_PYTHONS"
 """Python programs with an SDK, separated by colons; ``make tinker-env`` makes them."""
 TEXT = list(b"the quick brown fox jumps over the lazy dog")
+FIFTY_BATCHES = [
+    [TEXT, list(b"pack my box with five dozen jugs")[: 8 + step % 20]] for step in range(50)
+]
+FIFTY_STEPS = {"learning_rate": 2e-3, "weight_decay": 0.1, "grad_clip_norm": 50.0}
+"""The parameters of AdamW for these batches, beside the defaults of the API."""
 
 
 @dataclass
@@ -263,6 +268,33 @@ class Run:
     def save(self, name: str, kind: str = "save_weights", **more: Any) -> str:
         path: str = self.call(kind, path=name, **more)["path"]
         return path
+
+
+def peft_losses(server: TinkerServer, folder: Path) -> list[float]:
+    """Return the losses of the fifty steps in PEFT with AdamW, from the adapter in a folder."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(server.runtime.base().folder, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rate, decay = FIFTY_STEPS["learning_rate"], FIFTY_STEPS["weight_decay"]
+    adam = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), eps=1e-12, weight_decay=decay)
+    losses = []
+    for batch in FIFTY_BATCHES:
+        total = torch.zeros(())
+        for text in batch:
+            logits = model(torch.tensor([text[:-1]])).logits[0]
+            total = total + torch.nn.functional.cross_entropy(
+                logits, torch.tensor(text[1:]), reduction="sum"
+            )
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(trained, FIFTY_STEPS["grad_clip_norm"])
+        adam.step()
+        adam.zero_grad()
+        losses.append(float(total.detach()))
+    return losses
 
 
 def checkpoint_route(path: str) -> str:

@@ -9,6 +9,7 @@ import socket
 import stat
 import urllib.error
 import urllib.request
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -41,6 +42,36 @@ def test_a_server_creates_its_api_key_prints_its_path_and_stops_on_a_signal(shel
     assert server.returncode == 0
     assert "GET /v1/models 200" in errors
     assert secret not in out + errors + json.dumps(said)
+
+
+def test_with_tinker_its_clients_train_beside_the_other_routes_and_a_signal_stops_all(
+    shell: Shell,
+) -> None:
+    torch = ("--backend", "torch", "--base", "tiny-random")
+    server = shell.spawn(*torch, "serve", "--tinker", "--port", "0", "--json")
+    assert server.stdout is not None
+    url = json.loads(_first_json(server.stdout))["url"]
+    key = f"tml-{(shell.home / 'token').read_text().strip()}"
+
+    def ask(path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"X-Api-Key": key, "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{url}{path}", data, headers)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)
+
+    api = "/tinker/api/v1"
+    assert ask(f"{api}/healthz") == {"status": "ok"}
+    assert ask("/v1/models")["data"]
+    session = ask(f"{api}/create_session", {})["session_id"]
+    run = {"session_id": session, "model_seq_id": 0, "base_model": "tiny-random"}
+    request = ask(f"{api}/create_model", run)["request_id"]
+    while (made := ask(f"{api}/retrieve_future", {"request_id": request}))["type"] == "try_again":
+        pass
+    assert made == {"type": "create_model", "model_id": f"{session}:train:0"}
+    server.send_signal(signal.SIGTERM)
+    _, errors = read_to_end(server)
+    assert server.returncode == 0, errors
 
 
 def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> None:

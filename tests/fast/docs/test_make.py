@@ -95,7 +95,33 @@ def _install(checkout: Path, **scripts: str) -> None:
 def test_a_failed_run_of_tests_fails_the_target(checkout: Path, target: str, failing: str) -> None:
     _install(checkout, pytest=f'case "$*" in *"{failing}"*) exit 1;; esac')
     expected = 2 if ("crash" in failing) == (target == "crash") else 0
-    assert _make(checkout, target).returncode == expected
+    assert _make(checkout, target, _without_registry(checkout)).returncode == expected
+
+
+def test_the_tests_run_without_a_client_that_cannot_be_installed(checkout: Path) -> None:
+    _install(checkout, pytest='echo "clients: $PERSONALPEFT_TINKER_PYTHONS."')
+    ended = _make(checkout, "test", _without_registry(checkout))
+    assert ended.returncode == 0
+    assert len([line for line in ended.stderr.splitlines() if line.startswith("note")]) == 1
+    assert "clients: .\n" in ended.stdout
+
+
+def test_the_tests_run_with_a_client_that_is_installed(checkout: Path) -> None:
+    _install(checkout, pytest='echo "clients: $PERSONALPEFT_TINKER_PYTHONS."')
+    python = _program(
+        checkout / "python",
+        'mkdir -p "$3/bin"; printf "#!/bin/sh\nexit 0\n" > "$3/bin/pip"; chmod +x "$3/bin/pip"',
+    )
+    ended = _make(checkout, "test", f"PYTHON={python}")
+    assert ended.returncode == 0
+    assert "note" not in ended.stderr
+    assert "clients: .venv-tinker/tinker==" in ended.stdout
+    assert "export" not in ended.stdout
+
+
+def _without_registry(checkout: Path) -> str:
+    """Return the option of make for a Python that cannot install anything."""
+    return f"PYTHON={_program(checkout / 'python', 'exit 1')}"
 
 
 def test_a_client_that_cannot_be_installed_counts_as_missing(checkout: Path) -> None:

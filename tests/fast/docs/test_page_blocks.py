@@ -67,6 +67,7 @@ PROGRAMS = {
     "systemctl": "starts a service of the system",
 }
 COMMANDS = {
+    "adopt": "needs weights that a client saved; test_tinker_adopt.py runs it",
     "serve": "runs until it is stopped; test_app_serve.py runs it",
     "daemon run": "runs until it is stopped; test_daemon_processes.py runs it",
     "demo": "needs the real base",

@@ -370,6 +370,10 @@ def test_the_prefix_that_a_foreign_client_demands_is_ignored(runtime: Runtime, a
         (f"toolongforit-{secret}", 401),
         (f"sk-sk-{secret}", 401),
         ("sk-", 401),
+        # A JWT that ends with the key, for clients that exchange it.
+        (f"eyJhIjoxfQ.eyJiIjoyfQ.sk-{secret}", 200),
+        (f"eyJhIjoxfQ.eyJiIjoyfQ.{'0' * len(secret)}", 401),
+        ("eyJhIjoxfQ.eyJiIjoyfQ.", 401),
     ):
         assert Caller(app, given).get("/v1/models").status_code == status, given
 

@@ -131,6 +131,7 @@ _PAGING = ("limit", "after", "after_id", "before_id")
 # The routes of Tinker's clients, with what they read.
 TINKER_ROUTES: Mapping[tuple[str, str], type[BaseModel] | None] = {
     ("POST", "client/config"): None,
+    ("POST", "auth/token"): None,
     ("POST", "create_session"): models.CreateSession,
     ("POST", "session_heartbeat"): models.SessionRef,
     ("POST", "telemetry"): models.Telemetry,
