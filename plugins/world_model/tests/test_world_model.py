@@ -88,6 +88,25 @@ def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> N
     assert sum(share.asked for share in fidelity.by_environment.values()) == steps
 
 
+def test_other_learns_of_the_layer_train_and_judge_it_likewise(runtime: Runtime) -> None:
+    def teach(first: int) -> None:
+        numbers = range(first, first + 8)
+        model.teach(Trajectory(f"g{n}", f"Dish {n}.", RAW, (Step("cook", FRIED),)) for n in numbers)
+
+    model = WorldModel(runtime.user("world"), "shop")
+    teach(0)
+    model.learn(QUICK, accept=True)
+    teach(8)
+    plain = model.user.learn(accept=True)
+    lesson = next(iter(model.user.revisions(model.layer)[0].signals))
+    (rebuilt,) = model.user.forget(lesson).rebuilt
+    for report in (plain, rebuilt):
+        assert report.layer == model.layer
+        assert report.scores["tasks"]["asked"] > 0
+    (revision,) = (each for each in model.user.revisions() if each.id == rebuilt.revision)
+    assert revision.recipe["overrides"] == QUICK.recipe
+
+
 def test_what_was_learned_is_predicted_word_for_word(model: WorldModel) -> None:
     assert model.predict(TASK, RAW, "cook") == State("fried")
     assert model.predict(TASK, FRIED, "cook") == State("ash", Outcome.LOST)
