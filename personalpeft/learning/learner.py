@@ -52,7 +52,7 @@ from personalpeft.learning.train.config import (
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
-from personalpeft.types import Json, Revision
+from personalpeft.types import Json, Revision, Stack
 
 MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
@@ -264,7 +264,7 @@ class _UserLearn:
                 decision = self._decide_build(layer, is_requested=is_requested)
                 if isinstance(decision, Plan):
                     if not self._options.dry_run and decision.has_enough:
-                        return decision
+                        return self._with_verifier(decision)
                     decision = self._report_unbuilt(decision)
             except Exception as error:  # noqa: BLE001 - an error of any kind is a result
                 self.take_result(error)
@@ -324,30 +324,35 @@ class _UserLearn:
         start = "auto" if force else self._options.start
         is_requested = state.layer == self._layer
         overrides = self._options.recipe if is_requested else None
-        verifier = self._options.verifier if is_requested else None
-        latest = self._latest(state)
-        is_reset = overrides == {}
         if overrides is None:
-            overrides = kept_recipe(latest)
+            overrides = kept_recipe(self._latest(state.layer, state.live))
         recipe = override_config(
             self._recipes.for_layer(state.layer),
             overrides,
             self._services.base.architecture.projections,
         )
         plan = build_plan(self._services, state, recipe, start, self._began, force=force)
-        # Only now: a plugin that is not installed hinders no learn that finds nothing new.
-        if verifier is None and not is_reset:
-            verifier = kept_verifier(self._services, latest)
-        return replace(plan, overrides=overrides, answer_verifier=verifier)
+        return replace(plan, overrides=overrides)
 
-    def _latest(self, state: LayerState) -> Revision | None:
-        """Return the revision whose recipe and verifier the layer keeps.
+    def _with_verifier(self, plan: Plan) -> Plan:
+        """Return a plan that is built now, with the verifier of this learn or of the layer.
+
+        Raises ``NotFound``, ``PluginError``: a plugin that is missing hinders only such a build.
+        """
+        options, is_requested = self._options, plan.layer == self._layer
+        verifier = options.verifier if is_requested else None
+        if verifier is None and not (is_requested and options.recipe == {}):
+            verifier = kept_verifier(self._services, self._latest(plan.layer, plan.live))
+        return replace(plan, answer_verifier=verifier)
+
+    def _latest(self, layer: str, live: Stack) -> Revision | None:
+        """Return the revision whose recipe and verifier a layer keeps.
 
         It is the head. Without one, as after a refused first build, it is the newest revision.
         """
-        if state.head is not None:
-            return state.head
-        wanted = (state.layer, state.live.base)
+        if head := next((each.revision for each in live.entries if each.layer == layer), None):
+            return self._store.catalog.revision(self._user, head)
+        wanted = (layer, live.base)
         known = reversed(self._store.catalog.revisions(self._user))
         return next((each for each in known if (each.layer, each.base) == wanted), None)
 

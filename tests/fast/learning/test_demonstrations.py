@@ -199,6 +199,7 @@ def test_without_its_verifier_a_layer_is_not_learned_and_forgets_all_the_same(
         ada.learn()
     (first,) = ada.revisions(LAYER)
     teach(ada, games(4, first=20))
+    assert ada.learn(dry_run=True).layer == LAYER
     with pytest.raises(NotFound, match=r"'exact-answer', which cannot be loaded") as missing:
         ada.learn()
     assert "Install" in missing.value.hint
