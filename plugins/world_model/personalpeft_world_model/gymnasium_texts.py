@@ -22,7 +22,7 @@ ACTION_NAMES: Mapping[str, Sequence[str]] = {
 # In CliffWalking each step costs 1, the last one too, and only the goal ends it.
 _IS_WON: Mapping[str, Callable[[float], bool]] = {"CliffWalking": lambda reward: True}
 # By code of the colour. Taxi needs them all, or different states would have the same text.
-_SIGNS = {"34": "()", "35": "<>", "42": "{}"}
+_SIGNS = {"34": ("(", ")"), "35": ("<", ">"), "42": ("{", "}")}
 # Without another one inside: what has several colours is replaced from the inside out.
 _COLOURED = re.compile(r"\x1b\[([0-9]+)[0-9;]*m([^\x1b]*)\x1b\[0m")
 
@@ -104,5 +104,5 @@ class GymnasiumGame:
 
 
 def _with_sign(found: re.Match[str]) -> str:
-    before, after = _SIGNS.get(found[1], "[]")
+    before, after = _SIGNS.get(found[1], ("[", "]"))
     return f"{before}{found[2]}{after}"
