@@ -36,6 +36,7 @@ from personalpeft_world_model import (
     imagine,
     measure_consistency,
     measure_fidelity,
+    measure_success,
     random_policy,
     read_jsonl,
     run_policy,
@@ -201,6 +202,20 @@ def test_a_faithful_model_is_consistent(model: WorldModel) -> None:
     measured = measure_consistency(model, [Kitchen()] * 8, clumsy, seed=1)
     assert measured.real.asked == measured.replayed.asked == 8
     assert measured.ratio == 1
+
+
+def test_the_success_of_an_agent_is_the_share_of_games_that_it_wins(model: WorldModel) -> None:
+    games = [Kitchen()] * 8
+
+    def good(task: str, state: State, rng: random.Random) -> str:
+        return "cook" if state.text == RAW.text else "eat"
+
+    assert measure_success(games, good, seed=0) == Rate(8, 8)
+    assert measure_success(games, lambda *_: "cook", seed=0) == Rate(0, 8)
+    assert measure_success(games, good, seed=0, max_steps=1) == Rate(0, 8)
+    unchecked = measure_success(games, clumsy, seed=1)
+    assert 0 < unchecked.right < 8
+    assert unchecked == measure_consistency(model, games, clumsy, seed=1).real
 
 
 def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
