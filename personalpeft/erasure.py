@@ -31,7 +31,7 @@ from personalpeft.learning.erasure_plan import (
     plan_erasure,
 )
 from personalpeft.learning.layers import layer_order
-from personalpeft.learning.learner import Learner
+from personalpeft.learning.learner import Learner, kept_recipe, kept_verifier
 from personalpeft.learning.options import LearnOptions, not_cancelled
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import unpublishing
@@ -303,6 +303,12 @@ def forget(
                 # First the copies: after a kill in between, no record would name them.
                 unpublish()
             store.erasures.append(*_to_log(store, user, target, plan))
+            # What a layer keeps of its former learns is in the revisions that go.
+            erased_heads = {
+                each.name: store.catalog.revision(user, each.head)
+                for each in store.catalog.layers(user)
+                if each.head and each.head in plan.erasure.revisions
+            }
             erased = erase(store, user, plan.erasure)
         services.drop_user_caches(user)
     progress("Erasing", 1.0)
@@ -314,8 +320,13 @@ def forget(
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
             )
             continue
-        options = LearnOptions(progress=progress, cancelled=cancelled)
         try:
+            options = LearnOptions(
+                recipe=kept_recipe(erased_heads[layer]),
+                verifier=kept_verifier(services, erased_heads[layer]),
+                progress=progress,
+                cancelled=cancelled,
+            )
             rebuilt.append(Learner.from_services(services).learn(user, layer, options))
         except NothingToLearn:
             not_rebuilt[layer] = "no lesson for it is left"

@@ -166,7 +166,7 @@ class Plugins:
         name, loaded = self._resolve(
             VERIFIERS, "verifier", verifier, Verifier, lambda factory: factory(family)
         )
-        return CheckedVerifier(name, family, loaded)
+        return CheckedVerifier(name, family, loaded, is_named=isinstance(verifier, str))
 
     def shaping(self, shaping: str | Shaping) -> CheckedRewardShaper:
         """Return a shaping, loaded if it is given by its name. Raises as ``verifier``."""
@@ -248,11 +248,15 @@ class Plugins:
 
 @dataclass(frozen=True, slots=True)
 class CheckedVerifier:
-    """A verifier with checked results. A revision's recipe stores ``name`` and ``family``."""
+    """A verifier with checked results. A revision stores ``name`` and ``family``.
+
+    ``is_named``: whether it was given by its name, so that it can be loaded again.
+    """
 
     name: str
     family: str
     verifier: Verifier
+    is_named: bool = False
 
     def tasks(self, seed: int, count: int) -> tuple[Task, ...]:
         """Return distinct tasks, at most ``count``. Raises ``PluginError``."""

@@ -507,7 +507,8 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
                 learns of the layer keep them. {} returns to those of the base's card.
             verifier: A plugin's name or a ``personalpeft.plugins.Verifier``. With it the gate
                 judges answers to held-out prompts, and not log-probs. The verifier says which are
-                right. The ``about`` of its tasks has the "answer".
+                right. The ``about`` of its tasks has the "answer". Later learns of the layer keep a
+                plugin's name, until a learn with ``recipe={}``.
             progress, cancelled: See ``User``.
             paused: Called between steps; training waits while it returns True.
 

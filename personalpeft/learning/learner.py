@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
-from personalpeft.errors import Cancelled, NothingCause, NothingToLearn
+from personalpeft.errors import Cancelled, NotFound, NothingCause, NothingToLearn
 from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
@@ -32,7 +32,7 @@ from personalpeft.learning.layers import (
 from personalpeft.learning.options import LearnOptions, cancelled_error
 from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
-from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
+from personalpeft.learning.plan import MIN_LESSONS, VERIFIER, Plan, build_plan
 from personalpeft.learning.promote import (
     failed_report,
     record,
@@ -52,10 +52,36 @@ from personalpeft.learning.train.config import (
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
-from personalpeft.types import Revision
+from personalpeft.types import Json, Revision, Stack
 
 MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
+
+
+def kept_recipe(revision: Revision | None) -> Json:
+    """Return the fields of the recipe that a learn set, and that later ones of the layer keep."""
+    overrides: Json = revision.recipe.get("overrides", {}) if revision else {}
+    return overrides
+
+
+def kept_verifier(services: Services, revision: Revision | None) -> CheckedVerifier | None:
+    """Return the verifier that judged a revision, if a learn gave it by its name.
+
+    Raises:
+        NotFound: It is not installed here, or may not be loaded.
+        PluginError: It cannot be loaded.
+    """
+    name = revision.scores.get(VERIFIER) if revision else None
+    if revision is None or name is None:
+        return None
+    try:
+        return services.plugins.verifier(str(name))
+    except NotFound as error:
+        raise NotFound(
+            f"{revision.layer} is judged by the verifier {name!a}, which cannot be loaded.",
+            hint="Install its plugin, and name it in PERSONALPEFT_PLUGINS if that is set. "
+            "In Python, learn(layer, recipe={}) returns to the gate's own measure.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +264,7 @@ class _UserLearn:
                 decision = self._decide_build(layer, is_requested=is_requested)
                 if isinstance(decision, Plan):
                     if not self._options.dry_run and decision.has_enough:
-                        return decision
+                        return self._with_verifier(decision)
                     decision = self._report_unbuilt(decision)
             except Exception as error:  # noqa: BLE001 - an error of any kind is a result
                 self.take_result(error)
@@ -299,15 +325,36 @@ class _UserLearn:
         is_requested = state.layer == self._layer
         overrides = self._options.recipe if is_requested else None
         if overrides is None:
-            overrides = state.head.recipe.get("overrides", {}) if state.head else {}
+            overrides = kept_recipe(self._latest(state.layer, state.live))
         recipe = override_config(
             self._recipes.for_layer(state.layer),
             overrides,
             self._services.base.architecture.projections,
         )
         plan = build_plan(self._services, state, recipe, start, self._began, force=force)
-        verifier = self._options.verifier if is_requested else None
-        return replace(plan, overrides=overrides, answer_verifier=verifier)
+        return replace(plan, overrides=overrides)
+
+    def _with_verifier(self, plan: Plan) -> Plan:
+        """Return a plan that is built now, with the verifier of this learn or of the layer.
+
+        Raises ``NotFound``, ``PluginError``: a plugin that is missing hinders only such a build.
+        """
+        options, is_requested = self._options, plan.layer == self._layer
+        verifier = options.verifier if is_requested else None
+        if verifier is None and not (is_requested and options.recipe == {}):
+            verifier = kept_verifier(self._services, self._latest(plan.layer, plan.live))
+        return replace(plan, answer_verifier=verifier)
+
+    def _latest(self, layer: str, live: Stack) -> Revision | None:
+        """Return the revision whose recipe and verifier a layer keeps.
+
+        It is the head. Without one, as after a refused first build, it is the newest revision.
+        """
+        if head := next((each.revision for each in live.entries if each.layer == layer), None):
+            return self._store.catalog.revision(self._user, head)
+        wanted = (layer, live.base)
+        known = reversed(self._store.catalog.revisions(self._user))
+        return next((each for each in known if (each.layer, each.base) == wanted), None)
 
     def _decide_build(self, layer: str, *, is_requested: bool) -> Plan | LearnReport | None:
         """Return what to build for a layer, or what to report of it.

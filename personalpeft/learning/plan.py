@@ -37,6 +37,9 @@ from personalpeft.services import Services
 from personalpeft.types import Json, Revision, SignalKind, SignalRole, Stack, canonical_digest
 
 MIN_LESSONS = 4
+VERIFIER = "verifier"
+"""Key in a revision's scores: the name of the verifier that judges its layer's answers."""
+
 _MAX_REPLAY = 64
 _STYLE_CHANGED = frozenset({ReasonCode.STYLE_CHANGED_SINCE, ReasonCode.STYLE_CHANGED_BEFORE})
 
@@ -65,6 +68,7 @@ class Plan:
     - ``began``: when its learn began, on the timer.
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
+      One that was given by its name stays with the layer.
     - ``maps_weights``: whether the base's weights are read as its file stores them.
     - ``move_cause``: why the head moves where the gate promotes the build.
     """
@@ -196,8 +200,9 @@ class Plan:
 
     @property
     def figures(self) -> Json:
-        """What the training itself adds to the scores of a revision."""
-        return {}
+        """What the plan itself adds to the scores of a revision."""
+        verifier = self.answer_verifier
+        return {VERIFIER: verifier.name} if verifier and verifier.is_named else {}
 
     def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return the held-out lessons that are not in ``decided``."""

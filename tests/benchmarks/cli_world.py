@@ -18,6 +18,7 @@ _PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
     examples=(
         "personalpeft bench world --keep worlds",
         "personalpeft bench world --keep worlds --game cooking --only fidelity --only verification",
+        "personalpeft bench world --keep worlds --only synthetic --trajectories 1000",
     ),
 )
 @option("--game", type=click.Choice(["coin", "cooking"]), default="coin", help="The kind of games.")
@@ -25,6 +26,16 @@ _PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
 @option("--unseen", type=click.IntRange(1), default=30, help="Other games, to measure on.")
 @option("--epochs", type=click.FloatRange(0.1), default=3.0, help="Passes over the transitions.")
 @option("--seeds", type=click.IntRange(1), default=3, help="Seeds of the warm start.")
+@click.option(
+    "--trajectories",
+    type=click.IntRange(4, 100_000),
+    help="Real and imagined trajectories that skills learn from. Default: as many as --games.",
+)
+@click.option(
+    "--verified-games",
+    type=click.IntRange(1, 100_000),
+    help="Unseen games of the part verification. Default: as many as --unseen.",
+)
 @click.option(
     "--only",
     "parts",
@@ -40,6 +51,8 @@ def bench_world(
     unseen: int,
     epochs: float,
     seeds: int,
+    trajectories: int | None,
+    verified_games: int | None,
     parts: tuple[str, ...],
     keep: Path,
 ) -> None:
@@ -60,6 +73,8 @@ def bench_world(
         unseen=unseen,
         epochs=epochs,
         seeds=seeds,
+        trajectories=trajectories,
+        verified_games=verified_games,
         parts=parts or _PARTS,
         keep=keep,
         echo=printer(common),

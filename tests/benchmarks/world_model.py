@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import personalpeft
 from benchmarks import world_agents as agents
 from benchmarks.result_cache import Figures, ResultCache
-from personalpeft import User, file_system
+from personalpeft import User
 from personalpeft_world_model import (
     Outcome,
     Policy,
@@ -30,11 +30,15 @@ from personalpeft_world_model import (
     imagine,
     measure_consistency,
     measure_fidelity,
+    measure_success,
     noisy,
+    read_jsonl,
     record,
     run_policy,
+    warm_start,
+    write_jsonl,
 )
-from personalpeft_world_model.exact_match import ExactMatch
+from personalpeft_world_model.exact_match import EXACT_MATCH
 from personalpeft_world_model.textworld_games import TextWorldGame, make_game
 
 PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
@@ -42,6 +46,11 @@ _USER, _RECORDING_SEED, _UNSEEN_SEED = "world", 0, 1
 _NOISE, _BUDGET, _MAX_STEPS = 0.3, 10, 20
 # Steps of the agent's skill. They are few, so that what it starts from can matter.
 _SKILL_STEPS = 60
+# The seed of the first game beside those of the model, for more trajectories. It is behind all
+# unseen games.
+_MORE_GAMES = 1_000_001
+# Imagined trajectories of a file. An interrupted part goes on after the last file.
+_FILE_SIZE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,10 @@ class _Bench:
     unseen_games: int
     training: Training
     seeds: int
+    trajectories: int
+    verified_games: int
     folder: Path
+    imagined_folder: Path
     echo: Callable[[str], None]
 
     @cached_property
@@ -88,7 +100,7 @@ class _Bench:
     @cached_property
     def unseen(self) -> Sequence[TextWorldGame]:
         """The games after those of the model."""
-        return list(self._open(range(self.games + 1, self.games + self.unseen_games + 1)))
+        return self._open_unseen(self.unseen_games)
 
     @property
     def agent(self) -> Policy:
@@ -101,7 +113,10 @@ class _Bench:
         mistake = agents.wander if self.game == "coin" else agents.meddle
         return noisy(self.agent, _NOISE, mistake)
 
-    def _open(self, seeds: range) -> Sequence[TextWorldGame]:
+    def _open_unseen(self, count: int) -> Sequence[TextWorldGame]:
+        return self._open(range(self.games + 1, self.games + count + 1))
+
+    def _open(self, seeds: Iterable[int]) -> Sequence[TextWorldGame]:
         return [TextWorldGame(make_game(self.game, seed, self.folder)) for seed in seeds]
 
     def measure(self, part: str) -> Figures:
@@ -132,7 +147,8 @@ class _Bench:
             self.model, self.unseen, self.clumsy, seed=_UNSEEN_SEED, max_steps=_MAX_STEPS
         )
         self.echo(f"scripted agent with noise: real {found.real}, replayed {found.replayed}")
-        acting = agents.skill_agent(self._learn_skill("acts", self._demonstrate()), "acts")
+        user, skill = self._learn_skill("acts", self._demonstrate(self._games_of_model))
+        acting = agents.skill_agent(user, skill)
         skilled = measure_consistency(
             self.model, self.unseen, acting, seed=_UNSEEN_SEED, max_steps=_MAX_STEPS
         )
@@ -147,9 +163,11 @@ class _Bench:
         }
 
     def _verification(self) -> Figures:
+        games = self._open_unseen(self.verified_games)
+
         def ends(budget: int) -> dict[str, Any]:
             outcomes, checks = [], 0
-            for number, game in enumerate(self.unseen):
+            for number, game in enumerate(games):
                 agent = Verification(self.model, self.clumsy, begins_with(["cook", "eat"]), budget)
                 rng = random.Random(f"{_UNSEEN_SEED} {number}")
                 outcomes.append(run_policy(game, agent, rng, max_steps=_MAX_STEPS).final.outcome)
@@ -162,74 +180,107 @@ class _Bench:
 
     def _warm_start(self) -> Figures:
         rates: dict[str, list[float]] = {"without": [], "with": []}
+        runs = self._demonstrate(self._games_of_model)
         for seed in range(self.seeds):
             for name, start in (("without", None), ("with", self.model)):
-                skill = f"{name}-{seed}"
-                user = self._learn_skill(skill, self._demonstrate(), seed=seed, start=start)
+                user, skill = self._learn_skill(f"{name}-{seed}", runs, seed=seed, start=start)
                 rates[name].append(self._success(user, skill))
                 self.echo(f"seed {seed}, {name} warm start: {rates[name][-1]:.2f}")
         return {**rates, "games": len(self.unseen), "skill_steps": _SKILL_STEPS}
 
     def _synthetic(self) -> Figures:
-        count = self.games
-        real = self._demonstrate()
-        imagined = list(
-            imagine(
-                self.model,
-                self._open(range(1, count + 1)),
-                self.agent,
-                count,
-                seed=_RECORDING_SEED,
-                max_steps=_MAX_STEPS,
-            )
-        )
+        count = self.trajectories
+        more = range(_MORE_GAMES, _MORE_GAMES + max(0, count - self.games))
+        seeds = [*self._games_of_model[:count], *more]
+        real, imagined = self._demonstrate(seeds), self._imagine(seeds)
         found = {}
         for name, runs in (("real", real), ("imagined", imagined), ("both", [*real, *imagined])):
             solved = [run for run in runs if run.final.outcome is Outcome.WON]
             success = 0.0
             if solved:
-                user = self._learn_skill(f"of-{name}", solved)
-                success = self._success(user, f"of-{name}")
+                user, skill = self._learn_skill(f"of-{name}-{count}", solved)
+                success = self._success(user, skill)
             found[name] = {"trajectories": len(solved), "success": success}
             self.echo(f"skill of {name} trajectories: {found[name]}")
-        return found
+        return {**found, "games": count}
 
-    def _demonstrate(self) -> list[Trajectory]:
-        """Return the scripted agent's runs in the games of the model."""
+    @property
+    def _games_of_model(self) -> range:
+        """The seeds of the games that the model learned from."""
+        return range(1, self.games + 1)
+
+    def _demonstrate(self, seeds: Iterable[int]) -> list[Trajectory]:
+        """Return the scripted agent's runs in some games."""
         return [
             run_policy(game, self.agent, random.Random(0), max_steps=_MAX_STEPS)
-            for game in self._open(range(1, self.games + 1))
+            for seed in seeds
+            for game in self._open([seed])  # One at a time: each takes memory.
         ]
+
+    def _imagine(self, seeds: Sequence[int]) -> list[Trajectory]:
+        """Return the scripted agent's runs inside the model, from the first states of some games.
+
+        They are kept in files, since a thousand take hours.
+        """
+        self.imagined_folder.mkdir(exist_ok=True)
+        found: list[Trajectory] = []
+        for first in range(0, len(seeds), _FILE_SIZE):
+            part = seeds[first : first + _FILE_SIZE]
+            file = self.imagined_folder / f"{self.game}-{part[0]}-{part[-1]}.jsonl"
+            if not file.exists():
+                runs = imagine(
+                    self.model,
+                    self._open(part),
+                    self.agent,
+                    len(part),
+                    seed=_RECORDING_SEED,
+                    max_steps=_MAX_STEPS,
+                )
+                write_jsonl(file, runs)
+            found += read_jsonl(file)
+            self.echo(f"imagined {len(found)} of {len(seeds)} trajectories")
+        return found
 
     def _learn_skill(
         self,
-        skill: str,
+        name: str,
         runs: Sequence[Trajectory],
         *,
         seed: int = 0,
         start: WorldModel | None = None,
-    ) -> User:
-        """Return a user whose skill learned to act as some trajectories do."""
-        user = self.runtime.user(f"acts.{self.game}.{skill}")
-        if start is not None:
-            # As ``warm_start``, for a user who has nothing else of the model.
-            with file_system.temporary_folder() as folder:
-                path = start.user.export_peft(folder / "adapter", layer=start.layer)
-                user.import_peft(path, layer=f"skill.{skill}")
-        user.teach_many(agents.action_demonstrations(runs), skill=skill)
-        user.scope(f"skill.{skill}", "never")
+    ) -> tuple[User, str]:
+        """Return a user and a skill of the user that learned to act as some trajectories do.
+
+        A skill that starts from the model is one of the model's user. What an interrupted run did
+        for it is not done again.
+        """
+        skill = f"{self.game}-{name}"
+        user = start.user if start else self.runtime.user(f"acts.{skill}")
+        layer = f"skill.{skill}"
+        if any(each.layer == layer and each.signals for each in user.revisions()):
+            self.echo(f"{layer} of an earlier run is there")
+            return user, skill
+        if start and not any(each.name == layer and each.head for each in user.layers()):
+            warm_start(start, user, skill)
+        if not any(each.payload.get("skill") == skill for each in user.signals()):
+            user.teach_many(agents.action_demonstrations(runs), skill=skill)
+        user.scope(layer, "never")
         recipe = replace(self.training, holdout=0.05).recipe
-        steps = {"min_steps": _SKILL_STEPS, "max_steps": _SKILL_STEPS, "seed": seed}
-        user.learn(f"skill.{skill}", recipe={**recipe, **steps}, verifier=ExactMatch(), accept=True)
-        return user
+        steps = {
+            "min_steps": _SKILL_STEPS,
+            "max_steps": _SKILL_STEPS,
+            # A skill that starts from the model has fewer steps for less than this many batches.
+            "min_steps_batches": 1,
+            "seed": seed,
+        }
+        user.learn(layer, recipe={**recipe, **steps}, verifier=EXACT_MATCH, accept=True)
+        return user, skill
 
     def _success(self, user: User, skill: str) -> float:
+        """Return the share of unseen games that a skill wins."""
         agent = agents.skill_agent(user, skill)
-        runs = [
-            run_policy(game, agent, random.Random(0), max_steps=_MAX_STEPS) for game in self.unseen
-        ]
-        won = [run.final.outcome is Outcome.WON for run in runs]
-        return round(sum(won) / len(won), 3)
+        won = measure_success(self.unseen, agent, seed=_UNSEEN_SEED, max_steps=_MAX_STEPS)
+        return round(won.value, 3)
 
 
 def bench_world(
@@ -241,6 +292,8 @@ def bench_world(
     unseen: int,
     epochs: float,
     seeds: int,
+    trajectories: int | None = None,
+    verified_games: int | None = None,
     parts: Sequence[str],
     keep: Path,
     echo: Callable[[str], None],
@@ -254,6 +307,8 @@ def bench_world(
         unseen: How many other games everything is measured on.
         epochs: How often each transition is trained on.
         seeds: How often a warm start is compared.
+        trajectories: How many real and how many imagined ones skills learn from; default ``games``.
+        verified_games: How many unseen games are played with checks and without; default ``unseen``.
         parts: Some of ``PARTS``.
         keep: The folder of games, the home and the figures.
         echo: Called with each line of progress.
@@ -261,14 +316,29 @@ def bench_world(
     Raises:
         MissingPackage: TextWorld is not installed.
     """
+    # A part of another size than the default is another figure.
+    sizes = {"synthetic": trajectories, "verification": verified_games}
+    keys = {part: f"{part}-{size}" if (size := sizes.get(part)) else part for part in parts}
+    part_of = {key: part for part, key in keys.items()}
     cache = ResultCache(keep, f"world-{game}-{games}-{unseen}-{epochs:g}")
     with personalpeft.open(keep / f"home-{games}-{epochs:g}", base, backend) as runtime:
         bench = _Bench(
-            runtime, game, games, unseen, Training(epochs=epochs), seeds, keep / "games", echo
+            runtime,
+            game,
+            games,
+            unseen,
+            Training(epochs=epochs),
+            seeds,
+            trajectories or games,
+            verified_games or unseen,
+            keep / "games",
+            keep / f"imagined-{games}-{epochs:g}",
+            echo,
         )
-        for part in cache.complete(parts, bench.measure):
-            echo(f"{part} is kept in {cache.path}")
-    figures = {key: each for key, each in cache.figures().items() if key in parts}
+        for key in cache.complete(part_of, lambda key: bench.measure(part_of[key])):
+            echo(f"{key} is kept in {cache.path}")
+    kept = cache.figures()
+    figures = {part: kept[key] for part, key in keys.items() if key in kept}
     return WorldBench("world", base, game, games, unseen, epochs, figures)
 
 

@@ -27,6 +27,7 @@ from personalpeft_world_model.fidelity import (
     measure_baselines,
     measure_consistency,
     measure_fidelity,
+    measure_success,
 )
 from personalpeft_world_model.imagination import (
     ImaginedGame,
@@ -65,6 +66,7 @@ __all__ = [
     "measure_baselines",
     "measure_consistency",
     "measure_fidelity",
+    "measure_success",
     "noisy",
     "random_policy",
     "read_jsonl",

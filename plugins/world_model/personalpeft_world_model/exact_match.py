@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from personalpeft.plugins import Task
 
+EXACT_MATCH = "exact-match"
+"""The name of the verifier below, as a plugin."""
+
 
 class ExactMatch:
     """Judges the answers to held-out demonstrations. It sets no tasks of its own.

@@ -1,10 +1,11 @@
-"""Measure a world model: exact match, the baselines beside it, and consistency (arXiv 2512.18832).
+"""Measure a world model: exact match, baselines, consistency, and success (arXiv 2512.18832).
 
 - Fidelity: the share of steps of real trajectories whose next state is predicted word for word.
 - Baselines: the share of steps that copying the state before would get right. The share whose next
   state was seen before in the same trajectory; no copying can exceed it.
 - Consistency: an agent chooses actions inside the model, and they are replayed in the real game.
   Their success is divided by the agent's success in the real game.
+- Success: the share of real games that an agent wins. It measures what the model is used for.
 """
 
 from __future__ import annotations
@@ -137,15 +138,36 @@ def measure_consistency(
         seed: Decides what the agent draws; the same in both.
         max_steps: The most steps of a game.
     """
-    real, replayed = [], []
+    real = measure_success(environments, policy, seed=seed, max_steps=max_steps)
+    replayed = []
     for number, game in enumerate(environments):
-        key = f"{seed} {number} {game.name}"
-        run = run_policy(game, policy, random.Random(key), max_steps=max_steps)
-        real.append(run.final.outcome is Outcome.WON)
         imagined = ImaginedGame(model, game.name, game.task, game.reset())
-        plan = run_policy(imagined, policy, random.Random(key), max_steps=max_steps)
+        plan = run_policy(imagined, policy, _game_rng(seed, number, game), max_steps=max_steps)
         replayed.append(replay(game, [step.action for step in plan.steps]) is Outcome.WON)
-    return Consistency(_rate(real), _rate(replayed))
+    return Consistency(real, _rate(replayed))
+
+
+def measure_success(
+    environments: Sequence[Environment],
+    policy: Policy,
+    *,
+    seed: int,
+    max_steps: int = MAX_STEPS,
+) -> Rate:
+    """Return how many games an agent wins: a skill, or one whose actions are verified.
+
+    Args:
+        environments: The games. Each is played once.
+        policy: The agent. A ``Verification`` would count its checks over all games.
+        seed: Decides what the agent draws.
+        max_steps: The most steps of a game.
+    """
+    won = [
+        run_policy(game, policy, _game_rng(seed, number, game), max_steps=max_steps).final.outcome
+        is Outcome.WON
+        for number, game in enumerate(environments)
+    ]
+    return _rate(won)
 
 
 def replay(environment: Environment, actions: Iterable[str]) -> Outcome:
@@ -156,6 +178,10 @@ def replay(environment: Environment, actions: Iterable[str]) -> Outcome:
             break
         outcome = environment.step(action).outcome
     return outcome
+
+
+def _game_rng(seed: int, number: int, game: Environment) -> random.Random:
+    return random.Random(f"{seed} {number} {game.name}")
 
 
 def _rate(results: Sequence[bool]) -> Rate:

@@ -1,6 +1,8 @@
 """Gymnasium's text environments (FrozenLake, Taxi, CliffWalking): what they draw as text.
 
-Discrete actions have names, in the order of their numbers.
+Discrete actions have names, in the order of their numbers. What is coloured stands in brackets: the
+player in ``[]``. In Taxi the passenger is in ``()``, the destination in ``<>``, and a taxi with the
+passenger in ``{}``.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ ACTION_NAMES: Mapping[str, Sequence[str]] = {
 }
 # In CliffWalking each step costs 1, the last one too, and only the goal ends it.
 _IS_WON: Mapping[str, Callable[[float], bool]] = {"CliffWalking": lambda reward: True}
-# The place of the player is drawn in reverse video; other colours say nothing.
-_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+# By code of the colour. Taxi needs them all, or different states would have the same text.
+_SIGNS = {"34": ("(", ")"), "35": ("<", ">"), "42": ("{", "}")}
+# Without another one inside: what has several colours is replaced from the inside out.
+_COLOURED = re.compile(r"\x1b\[([0-9]+)[0-9;]*m([^\x1b]*)\x1b\[0m")
 
 
 class GymnasiumGame:
@@ -93,5 +97,12 @@ class GymnasiumGame:
         drawn = str(self._game.render())
         # The first line of some names the last action. It is no part of the state.
         grid = [line for line in drawn.splitlines() if not re.fullmatch(r"\s*\(.*\)\s*", line)]
-        text = _COLOURED.sub(lambda found: f"[{found[1]}]", "\n".join(grid)).strip()
+        text, found = "\n".join(grid), 1
+        while found:
+            text, found = _COLOURED.subn(_with_sign, text)
         return State(text, outcome, tuple(self._numbers))
+
+
+def _with_sign(found: re.Match[str]) -> str:
+    before, after = _SIGNS.get(found[1], ("[", "]"))
+    return f"{before}{found[2]}{after}"

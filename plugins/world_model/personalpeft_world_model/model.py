@@ -15,7 +15,7 @@ from personalpeft import LearnReport, NotFound, User
 from personalpeft.ids import check_skill_name
 from personalpeft.types import SignalKind
 from personalpeft_world_model.environment import Outcome, State
-from personalpeft_world_model.exact_match import ExactMatch
+from personalpeft_world_model.exact_match import EXACT_MATCH
 from personalpeft_world_model.trajectories import Trajectory, demonstrations, transition_prompt
 
 SKILL_PREFIX = "world."
@@ -115,7 +115,8 @@ class WorldModel:
     def learn(self, training: Training = DEFAULT_TRAINING, **options: Any) -> LearnReport:
         """Build a revision from what is new, and make it live if the gate promotes it.
 
-        The gate compares exact matches on held-out games before and after.
+        The gate compares exact matches on held-out games before and after. Later learns of the
+        layer without this method, also a rebuild after ``forget``, train and judge it likewise.
 
         Args:
             training: How it is trained.
@@ -125,7 +126,7 @@ class WorldModel:
             NothingToLearn: Nothing was taught since the last learn.
             Exception: What else ``User.learn`` raises.
         """
-        return self.user.learn(self.layer, recipe=training.recipe, verifier=ExactMatch(), **options)
+        return self.user.learn(self.layer, recipe=training.recipe, verifier=EXACT_MATCH, **options)
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from personalpeft import InvalidInput
 from personalpeft_world_model import Outcome, record
 from personalpeft_world_model.gymnasium_texts import GymnasiumGame
 
-pytest.importorskip("gymnasium", reason="needs the extra [gymnasium]")
+gymnasium = pytest.importorskip("gymnasium", reason="needs the extra [gymnasium]")
 
 
 def lake(seed: int = 0) -> GymnasiumGame:
@@ -36,6 +38,27 @@ def test_the_goal_is_a_success_where_its_reward_is_a_cost() -> None:
     for action in ("up", *["right"] * 11):
         assert game.step(action).outcome is Outcome.RUNNING
     assert game.step("down").outcome is Outcome.WON
+
+
+def test_different_states_of_a_taxi_have_different_texts() -> None:
+    (taxi,) = (name for name in gymnasium.registry if name.startswith("Taxi-"))
+    itself = gymnasium.make(taxi)
+    numbers: dict[str, set[int]] = {}
+    for seed in range(200):
+        number, _ = itself.reset(seed=seed)
+        numbers.setdefault(GymnasiumGame(taxi, seed).reset().text, set()).add(number)
+    assert len(numbers) > 100
+    assert all(len(each) == 1 for each in numbers.values())
+    states = "".join(numbers)
+    assert {"(R)", "<R>", "[R]", "<[R]>", "([R])"} <= set(re.findall(r"[(<\[]+R[)>\]]+", states))
+    assert "\x1b" not in states
+
+
+def test_a_taxi_with_its_passenger_has_a_sign_of_its_own() -> None:
+    (taxi,) = (name for name in gymnasium.registry if name.startswith("Taxi-"))
+    games = (GymnasiumGame(taxi, seed) for seed in range(200))
+    game = next(each for each in games if "([" in each.reset().text)
+    assert re.search(r"\{[RGYB]\}", game.step("pick up").text)
 
 
 def test_a_time_limit_is_no_loss() -> None:

@@ -14,6 +14,8 @@ from personalpeft_app.cli import cli
 
 pytest.importorskip("textworld", reason="needs the extra [textworld]")
 
+pytestmark = pytest.mark.exhaustive
+
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "world-model.md"
 FEWER = ((r"--games 300", "--games 6"), (r"--games 30 ", "--games 2 "))
 
@@ -40,6 +42,10 @@ def test_the_page_works_as_printed(
             # A gate of random weights has nothing to promote.
             extra = ["--epochs", "1", "--accept"] if arguments[1] == "learn" else []
             done = CliRunner().invoke(cli, ["--base", str(card), *arguments, *extra])
-            assert done.exit_code == 0, (line, done.output)
+            # The tiny base may write a state of the wrong outcome, or one without an end.
+            codes = (0, 1) if arguments[1] == "verify" else (0,)
+            assert done.exit_code in codes, (line, done.output)
+            assert "error:" not in done.stderr, (line, done.output)
+            assert done.stdout.strip(), line
             ran.append(arguments[1])
     assert ran == ["record", "record", "learn", "fidelity", "verify", "python", "python"]

@@ -36,6 +36,7 @@ from personalpeft_world_model import (
     imagine,
     measure_consistency,
     measure_fidelity,
+    measure_success,
     random_policy,
     read_jsonl,
     run_policy,
@@ -86,6 +87,25 @@ def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> N
     assert fidelity.matched.asked == steps
     assert sum(share.asked for share in fidelity.by_step.values()) == steps
     assert sum(share.asked for share in fidelity.by_environment.values()) == steps
+
+
+def test_other_learns_of_the_layer_train_and_judge_it_likewise(runtime: Runtime) -> None:
+    def teach(first: int) -> None:
+        numbers = range(first, first + 8)
+        model.teach(Trajectory(f"g{n}", f"Dish {n}.", RAW, (Step("cook", FRIED),)) for n in numbers)
+
+    model = WorldModel(runtime.user("world"), "shop")
+    teach(0)
+    model.learn(QUICK, accept=True)
+    teach(8)
+    plain = model.user.learn(accept=True)
+    lesson = next(iter(model.user.revisions(model.layer)[0].signals))
+    (rebuilt,) = model.user.forget(lesson).rebuilt
+    for report in (plain, rebuilt):
+        assert report.layer == model.layer
+        assert report.scores["tasks"]["asked"] > 0
+    (revision,) = (each for each in model.user.revisions() if each.id == rebuilt.revision)
+    assert revision.recipe["overrides"] == QUICK.recipe
 
 
 def test_what_was_learned_is_predicted_word_for_word(model: WorldModel) -> None:
@@ -182,6 +202,20 @@ def test_a_faithful_model_is_consistent(model: WorldModel) -> None:
     measured = measure_consistency(model, [Kitchen()] * 8, clumsy, seed=1)
     assert measured.real.asked == measured.replayed.asked == 8
     assert measured.ratio == 1
+
+
+def test_the_success_of_an_agent_is_the_share_of_games_that_it_wins(model: WorldModel) -> None:
+    games = [Kitchen()] * 8
+
+    def good(task: str, state: State, rng: random.Random) -> str:
+        return "cook" if state.text == RAW.text else "eat"
+
+    assert measure_success(games, good, seed=0) == Rate(8, 8)
+    assert measure_success(games, lambda *_: "cook", seed=0) == Rate(0, 8)
+    assert measure_success(games, good, seed=0, max_steps=1) == Rate(0, 8)
+    unchecked = measure_success(games, clumsy, seed=1)
+    assert 0 < unchecked.right < 8
+    assert unchecked == measure_consistency(model, games, clumsy, seed=1).real
 
 
 def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:

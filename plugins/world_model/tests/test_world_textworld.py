@@ -82,6 +82,7 @@ def test_what_is_no_game_is_an_error(tmp_path: Path, games: Path) -> None:
             TextWorldGame(path)
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_records_learns_measures_and_verifies(
     tmp_path: Path, card: Path, games: Path
 ) -> None:

@@ -63,3 +63,11 @@ def test_what_is_installed_exists(commands: list[list[str]]) -> None:
     assert {Path(each).name for each in words if each.startswith("plugins/")} == plugins - {
         "vllm_resolver"
     }
+
+
+def test_what_the_plugins_need_as_extras_is_installed_for_the_tests() -> None:
+    plugins = [tomllib.loads(p.read_text("utf-8")) for p in ROOT.glob("plugins/*/pyproject.toml")]
+    extras = [each["project"].get("optional-dependencies", {}) for each in plugins]
+    needed = {package for each in extras for extra in each.values() for package in extra}
+    assert needed
+    assert needed <= set(PROJECT["project"]["optional-dependencies"]["dev"])

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from runtime_makers import open_runtime, tiny_card
 
-from personalpeft import InvalidInput, NotFound, PersonalPeftError, PluginError, Runtime, User
+from personalpeft import (
+    InvalidInput,
+    NotFound,
+    NothingToLearn,
+    PersonalPeftError,
+    PluginError,
+    Runtime,
+    User,
+    plugins,
+)
 from personalpeft.plugins import Task
 from personalpeft.types import Demonstration, Message, Verdict
 
@@ -28,6 +38,9 @@ QUICK = {
 
 class ExactAnswer:
     """A reply is right if it is the wanted answer."""
+
+    def __init__(self, family: str = "") -> None:
+        pass
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
         return ()
@@ -130,6 +143,70 @@ def test_the_recipe_of_a_learn_stays_with_the_layer(ada: User) -> None:
     report = ada.learn(LAYER, recipe={})
     (revision,) = (each for each in ada.revisions(LAYER) if each.id == report.revision)
     assert "overrides" not in revision.recipe
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """The verifiers that are installed. A test may take them away."""
+    entries = [EntryPoint("exact-answer", f"{__name__}:ExactAnswer", plugins.VERIFIERS)]
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group: entries if group == plugins.VERIFIERS else []
+    )
+    return entries
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "rolled back"])
+def test_the_verifier_of_a_learn_stays_with_the_layer(
+    ada: User, installed: list[EntryPoint], is_live: bool
+) -> None:
+    teach(ada, games(12))
+    ada.learn(LAYER, recipe=QUICK, verifier="exact-answer", accept=True)
+    if not is_live:
+        ada.rollback(LAYER, to="base")
+    for first in (20, 30):
+        teach(ada, games(4, first=first))
+        report = ada.learn()
+        assert report.layer == LAYER
+        assert report.scores["tasks"]["asked"] >= 3
+    assert ada.revisions(LAYER)[-1].recipe["overrides"] == QUICK
+    teach(ada, games(4, first=40))
+    assert "tasks" not in ada.learn(LAYER, recipe={}).scores
+    teach(ada, games(4, first=50))
+    assert "tasks" not in ada.learn().scores
+
+
+def test_a_rebuild_after_forget_keeps_the_recipe_and_the_verifier(
+    ada: User, installed: list[EntryPoint]
+) -> None:
+    teach(ada, games(12))
+    ada.learn(LAYER, recipe=QUICK, verifier="exact-answer", accept=True)
+    (first,) = ada.revisions(LAYER)
+    trained = next(signal for signal, role in first.signals.items() if role == "trained")
+    (rebuilt,) = ada.forget(trained).rebuilt
+    (revision,) = ada.revisions(LAYER)
+    assert (revision.id, first.id in revision.id) == (rebuilt.revision, False)
+    assert revision.recipe["overrides"] == QUICK
+    assert rebuilt.scores["tasks"]["asked"] >= 3
+
+
+def test_without_its_verifier_a_layer_is_not_learned_and_forgets_all_the_same(
+    ada: User, installed: list[EntryPoint]
+) -> None:
+    ids = teach(ada, games(12))
+    ada.learn(LAYER, recipe=QUICK, verifier="exact-answer", accept=True)
+    installed.clear()
+    with pytest.raises(NothingToLearn):
+        ada.learn()
+    (first,) = ada.revisions(LAYER)
+    teach(ada, games(4, first=20))
+    assert ada.learn(dry_run=True).layer == LAYER
+    with pytest.raises(NotFound, match=r"'exact-answer', which cannot be loaded") as missing:
+        ada.learn()
+    assert "Install" in missing.value.hint
+    assert ada.revisions(LAYER) == (first,)
+    report = ada.forget(next(each for each in ids if first.signals[each] == "trained"))
+    assert "exact-answer" in report.not_rebuilt[LAYER]
+    assert ada.revisions(LAYER) == ()
 
 
 def test_more_lessons_take_more_steps_as_the_recipe_says(ada: User) -> None:
