@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from app_makers import Shell
@@ -49,16 +50,15 @@ def test_every_part_is_measured_once(shell: Shell, tmp_path: Path, card: Path, g
 def test_two_parts_may_have_sizes_of_their_own(shell: Shell, tmp_path: Path, card: Path) -> None:
     few = ("--games", "4", "--unseen", "1", "--epochs", "1", "--keep", str(tmp_path), "--json")
     command = ("bench", "world", "--base", str(card), *few)
-    only = ("--only", "synthetic", "--only", "verification")
 
-    def sizes(*options: str) -> tuple[int, int]:
-        run = shell.run(*command, *only, *options, backend="torch")
-        figures = json.loads(run.stdout)["figures"]
-        return figures["synthetic"]["games"], figures["verification"]["with"]["games"]
+    def measure(part: str, *options: str) -> dict[str, Any]:
+        run = shell.run(*command, "--only", part, *options, backend="torch")
+        return dict(json.loads(run.stdout)["figures"][part])
 
-    assert sizes("--trajectories", "6", "--verified-games", "3") == (6, 3)
+    assert measure("synthetic", "--trajectories", "6")["games"] == 6
+    assert measure("verification", "--verified-games", "3")["with"]["games"] == 3
     # Not the figures that are kept of another size.
-    assert sizes() == (4, 1)
+    assert measure("verification")["with"]["games"] == 1
 
 
 def test_an_interrupted_warm_start_goes_on_with_the_skills_that_it_learned(
