@@ -95,7 +95,7 @@ _HOME_FILES = {
     "locks/": "The leases of running learns.",
     "models/": "Your own cards.",
     FILE: "Your settings; personalpeft only reads it.",
-    "token": "The first admin API key, readable by you alone.",
+    "token": "The first admin API key, readable by you alone. Not in an encrypted home.",
     "tokens.json": "The API keys: ids, users and digests, and no secrets.",
     "backups/": "The daemon's backups.",
     "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
