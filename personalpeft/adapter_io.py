@@ -66,7 +66,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
         part = Path(folder, target.name)
         title = f"personalpeft for {services.base.card.title}"
         stack = compose(_live_adapters(services, user, layer))
-        write_gguf_lora(names, stack, part, title=title)
+        write_gguf_lora(names, stack, part, title=title, digest=True)
         set_digest(hash_files([part]))
         file_system.replace(part, target)
     return target
