@@ -42,7 +42,7 @@ def make_crash_folder(operation: str, path: Path) -> CrashFolder:
     """Prepare the folder of an operation."""
     path.mkdir()
     EVERY_OPERATION[operation].prepare(path)
-    if operation.startswith("migrate"):
+    if "migrate" in operation:
         copy = path.with_name(f"{path.name}-migrated")
         shutil.copytree(path, copy)
         return CrashFolder(path, contents(copy))
