@@ -294,7 +294,10 @@ def _import(folder: Path, acknowledge: Acknowledge) -> None:
 
 
 def live(folder: Path, acknowledge: Acknowledge) -> None:
-    """Chat, correct, remember, learn and roll back without end."""
+    """Chat, correct, remember, forget, learn, roll back, publish, back up and import without end.
+
+    What an act may replace is "started" before it. The promise after it is the new state.
+    """
     with open_home(folder) as runtime:
         ada = runtime.user("ada")
         for number in count():
@@ -302,11 +305,50 @@ def live(folder: Path, acknowledge: Acknowledge) -> None:
             acknowledge("turn", reply.turn_id)
             acknowledge("signal", ada.feedback(reply, edit=f"Ahoy! Answer {number}. Arrr!"))
             acknowledge("signal", ada.remember(f"Fact {number}."))
+            _forget_word(ada, f"{SECRET}{number}x", acknowledge)
             if number % 4 == 3:
+                acknowledge("started", "head")
                 acknowledge("revision", ada.learn().revision)
-            if number % 8 == 7 and ada.stack().entries:
-                ada.rollback("style")
-                acknowledge("rollback", number)
+                acknowledge("head", head_of(ada))
+            if number % 8 == 7:
+                acknowledge("started", "head")
+                if ada.stack().entries:
+                    ada.rollback("style")
+                acknowledge("head", head_of(ada))
+            if number % 16 == 3:
+                _copy_everywhere(runtime, folder, acknowledge)
+
+
+def head_of(user: User) -> str:
+    """Return the live revision of a user's style, or nothing."""
+    return next((entry.revision for entry in user.stack().entries), "")
+
+
+def _forget_word(user: User, word: str, acknowledge: Acknowledge) -> None:
+    fact = user.remember(f"My word is {word}.")
+    acknowledge("signal", fact)
+    acknowledge("started", fact)
+    user.forget(fact, rebuild=False)
+    acknowledge("forgotten", word)
+
+
+def _copy_everywhere(runtime: Runtime, folder: Path, acknowledge: Acknowledge) -> None:
+    """Publish, back up, and import a user, in place of what an earlier call made."""
+    acknowledge("started", "published")
+    report = runtime.publish(["ada"], to=folder / "published")
+    names = [each.name for each in report.stacks if each.name]
+    acknowledge("published", names[0].partition(":")[2] if names else "")
+    acknowledge("started", "backup")
+    for path in (folder / "copies").glob("copy-*"):
+        shutil.rmtree(path)
+    acknowledge("backup", runtime.maintenance.back_up(folder / "copies").path.relative_to(folder))
+    acknowledge("started", "user")
+    (folder / "ada.personal").unlink(missing_ok=True)
+    runtime.user("ada").export(folder / "ada.personal")
+    if "cy" in [user.id for user in users(runtime)]:
+        runtime.forget_user("cy")
+    runtime.import_user(folder / "ada.personal", as_user="cy")
+    acknowledge("user", "cy")
 
 
 @dataclass(frozen=True, slots=True)
