@@ -88,9 +88,12 @@ gpu: $(STAMP) ## On an NVIDIA GPU: run the whole suite there, and the benches be
 	[ -z "$$failed" ] || { echo "error: failed:$$failed" >&2; exit 1; }; echo "== all is well; figures are in build/gpu"
 
 # Its tests need strace and, for disks, the right to mount one; without them they are skipped.
-crash: $(STAMP) ## Interrupt every kind of write 500 times: kills, failing and full disks, power cuts (hours)
-	@$(TEST_FOLDERS); PERSONALPEFT_CRASH_POINTS="$${PERSONALPEFT_CRASH_POINTS:-42}" OMP_NUM_THREADS=1 \
-	  $(BIN)/pytest tests/crash -q --timeout 7200
+# The state machine alone: make crash CRASH_TESTS=tests/crash/test_home_model.py
+CRASH_TESTS ?= tests/crash
+crash: $(STAMP) ## Interrupt every kind of write 500 times, and draw 5,000 orders of 50 acts (about 15 hours)
+	@$(TEST_FOLDERS); PERSONALPEFT_CRASH_POINTS="$${PERSONALPEFT_CRASH_POINTS:-42}" \
+	  PERSONALPEFT_CRASH_ORDERS="$${PERSONALPEFT_CRASH_ORDERS:-5000}" OMP_NUM_THREADS=1 \
+	  $(BIN)/pytest $(CRASH_TESTS) -q --timeout 36000
 
 test-extras: $(STAMP) ## Install each extra alone into a fresh environment and use it there (half an hour, 10 GB)
 	@$(BIN)/python tests/install/try_extras.py

@@ -28,6 +28,7 @@ from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, NotFound, WeightsError, map_write_errors
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.candidate import copied_recipe, imported_revision
+from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage
 from personalpeft.learning.layers import stack_below
 from personalpeft.services import Services
 from personalpeft.store.exports import ExportKind
@@ -65,7 +66,7 @@ def export_gguf(services: Services, user: str, file: Path, layer: str | None) ->
         part = Path(folder, target.name)
         title = f"personalpeft for {services.base.card.title}"
         stack = compose(_live_adapters(services, user, layer))
-        write_gguf_lora(names, stack, part, title=title)
+        write_gguf_lora(names, stack, part, title=title, digest=True)
         set_digest(hash_files([part]))
         file_system.replace(part, target)
     return target
@@ -104,7 +105,15 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
     recipe = copied_recipe(adapter.manifest.recipe, entry.revision)
     manifest = replace(adapter.manifest, layer=new_layer, recipe=recipe)
     reason = f"copied from {entry.revision}, not judged"
-    return _record(services, user, replace(adapter, manifest=manifest), started, reason)
+    scores = services.store.catalog.revision(user, entry.revision).scores
+    return _record(
+        services,
+        user,
+        replace(adapter, manifest=manifest),
+        started,
+        reason,
+        Leakage(**scores.get("leakage", {})),
+    )
 
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
@@ -150,6 +159,7 @@ def _record(
     adapter: Adapter,
     started: float,
     reason: str = "imported by name, not judged",
+    leakage: Leakage = TRAINED_ELSEWHERE,
 ) -> Revision:
     """Record an adapter as a revision of its layer and make it live, without a judgement."""
     store, clock, manifest = services.store, services.clock, adapter.manifest
@@ -166,6 +176,7 @@ def _record(
         at=clock.now(),
         below=stack_below(store, user, live, manifest.layer).entries,
         seconds=clock.timer() - started,
+        leakage=leakage,
     )
     store.catalog.add_revision(
         revision, blob, {"imported": revision.id}, promote=True, cause="import"

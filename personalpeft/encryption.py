@@ -121,6 +121,8 @@ def encrypt(
             on_error.callback(_drop_unused_key, home, new.info, keys)
             files = reencrypt_home(store, new, lambda done: progress("Encrypting", done))
             on_error.pop_all()
+    # Opening the home drops the admin API key that the plain home had as text.
+    open_store(home, now=clock.now, entropy=clock.entropy, keys=target).close()
     return EncryptionReport(
         home,
         new.info.source,

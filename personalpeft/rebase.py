@@ -22,11 +22,13 @@ from personalpeft.learning.gate.evidence import (
     REGRESSED_FACTOR,
     EvalItem,
     Evidence,
+    Leakage,
 )
 from personalpeft.learning.gate.gate import (
     PROBATION_E_VALUE,
     Margins,
     find_harm,
+    find_leakage,
 )
 from personalpeft.learning.layers import LayerState
 from personalpeft.learning.learner import Learner
@@ -206,7 +208,12 @@ def rebase(
             general = measure_general(side, prompts)
             progress("Comparing", 1.0)
         outcome, why = judge_rebase(
-            layers, comparison, general, Learner.from_services(new).margins, is_open=is_open
+            layers,
+            comparison,
+            general,
+            Learner.from_services(new).margins,
+            is_open=is_open,
+            leakages=_leakages(new, user, layers),
         )
         is_promoted = outcome is RebaseOutcome.PROMOTED
         is_live = is_moved and (accept or (is_promoted and not compare_only))
@@ -236,10 +243,11 @@ def judge_rebase(
     margins: Margins,
     *,
     is_open: bool = True,
+    leakages: Sequence[Leakage] = (),
 ) -> tuple[RebaseOutcome, Reason]:
     """Return how the rebase to a stack on another base ends, and why.
 
-    It is refused for harm to general answers, and if more wanted answers lost than the margin
+    It is refused for harm to general answers, for leakage above the card's limit, and if more wanted answers lost than the margin
     allows, unless the others gained more. The gate abstains without questions, and where the former
     base is not open, so that the bare new base was asked instead.
 
@@ -249,6 +257,7 @@ def judge_rebase(
         general: How the new stack answers general probes; None where it was not measured.
         margins: The harm that the gate allows.
         is_open: Whether the former base is open.
+        leakages: The leakage of each revision of the new stack.
     """
     if all(each.before == each.after for each in layers):
         return RebaseOutcome.UNCHANGED, reason(ReasonCode.REBASE_UNCHANGED)
@@ -258,6 +267,9 @@ def judge_rebase(
         return RebaseOutcome.LAYERS_MISSING, why
     if harm := find_harm(general, margins, check_regressions=False):
         return RebaseOutcome.REFUSED, harm
+    for leakage in leakages:
+        if leaks := find_leakage(leakage, margins):
+            return RebaseOutcome.REFUSED, leaks
     items = comparison.items
     if not items:
         return RebaseOutcome.ABSTAINED, reason(ReasonCode.REBASE_NOTHING_HELD_OUT)
@@ -274,6 +286,12 @@ def judge_rebase(
     if beyond <= margins.max_regressed * len(items) or outweighed:
         return RebaseOutcome.PROMOTED, reason(ReasonCode.REBASE_COMPARED, **counts)
     return RebaseOutcome.REFUSED, reason(ReasonCode.REBASE_COMPARED, **counts)
+
+
+def _leakages(services: Services, user: str, layers: Sequence[RebasedLayer]) -> list[Leakage]:
+    revisions = {each.id: each for each in services.store.catalog.revisions(user)}
+    scores = [revisions[each.after].scores for each in layers if each.after]
+    return [Leakage(**each.get("leakage", {})) for each in scores]
 
 
 def _held_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from personalpeft_app.options import (
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
+    from personalpeft import Runtime
     from personalpeft.settings import ImplicitFeedback
     from personalpeft.store.api_keys import ApiKey
 
@@ -122,7 +124,7 @@ def serve(
     a browser.
 
     A user's data needs an API key. The first start writes the first one into the file 'token' of
-    the home.
+    the home, unless the home is encrypted.
 
     On a terminal it prints a link that signs in as the user, once and within ten minutes.
 
@@ -130,7 +132,8 @@ def serve(
     """
     from personalpeft import Serving
     from personalpeft.backends.choice import ChoiceReason, default_batch
-    from personalpeft.store.api_keys import ADMIN_KEY_FILE
+    from personalpeft.store.api_keys import ADMIN_KEY_FILE, KEYS_FILE
+    from personalpeft.store.home_keys import ENCRYPTION
     from personalpeft_app.http import security
     from personalpeft_app.http.api_v1.blueprint import ApiV1
     from personalpeft_app.http.concurrency import limiter_of, share_of_a_user
@@ -144,10 +147,14 @@ def serve(
         raise InvalidInput(
             f"Other machines could reach {address}.", hint="Give --public to allow that."
         )
-    if public and not (common.paths()[0] / ADMIN_KEY_FILE).exists():
+    home = common.paths()[0]
+    file, command = ADMIN_KEY_FILE, "first"
+    if (home / ENCRYPTION).exists():
+        file, command = KEYS_FILE, "make --admin"
+    if public and not (home / file).exists():
         raise NotFound(
             "Other machines cannot be served: there is no API key yet.",
-            hint="Run: personalpeft api-key first",
+            hint=f"Run: personalpeft api-key {command}",
         )
 
     if tinker:
@@ -196,7 +203,7 @@ def serve(
             common,
             {
                 "url": url,
-                "admin_key_file": runtime.api_keys.admin_key_file,
+                "admin_key_file": _admin_key_file(runtime),
                 "admin_key_created": created,
                 "backend": choice.name,
                 "backend_reason": choice.reason,
@@ -209,7 +216,9 @@ def serve(
         info(
             common, f"Backend: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
         )
-        info(common, f"The API key is in {runtime.api_keys.admin_key_file}. Ctrl-C stops.")
+        key_file = _admin_key_file(runtime)
+        where = f"is in {key_file}" if key_file else "is made by: personalpeft api-key make"
+        info(common, f"The API key {where}. Ctrl-C stops.")
         # A service's output is stored, and a secret has no place there.
         if sys.stderr.isatty():
             link = _link(url, address, codes.issue(common.user_id()))
@@ -227,6 +236,11 @@ def serve(
         with interruptible(server.stop), interruptible(server.stop, SIGTERM):
             server.run(grace=grace, close=close, stop_jobs=api.jobs.stop)
     info(common, "Stopped.")
+
+
+def _admin_key_file(runtime: Runtime) -> Path | None:
+    file = runtime.api_keys.admin_key_file
+    return file if file.exists() else None
 
 
 def _link(url: str, address: str, code: str) -> str:
@@ -279,13 +293,13 @@ def api_key(ctx: click.Context) -> None:
 def api_key_list(common: GlobalOptions) -> None:
     """List the API keys by their ids, oldest first."""
     with session.open_runtime(common, "read") as runtime:
-        keys, file = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
-        exists = file.exists()
+        keys, file = runtime.api_keys.list_keys(), _admin_key_file(runtime)
     rows = [(each.id, _format_owner(each), each.at) for each in keys]
-    data = {"api_keys": keys, "admin_key_file": file if exists else None}
+    data = {"api_keys": keys, "admin_key_file": file}
     table = format_table(("API KEY", "OWNER", "SINCE"), rows)
     emit(common, data, table, renamed={"tokens": "api_keys", "token_file": "admin_key_file"})
-    info(common, f"The first administrator's API key {'is' if exists else 'will be'} in {file}.")
+    if file:
+        info(common, f"The first administrator's API key is in {file}.")
 
 
 @command(
@@ -296,10 +310,18 @@ def api_key_list(common: GlobalOptions) -> None:
     ),
 )
 def api_key_first(common: GlobalOptions) -> None:
-    """Print the path of the first administrator's API key, and create it if needed."""
+    """Print the path of the first administrator's API key, and create it if needed.
+
+    An encrypted home has no such file: see 'api-key make --admin'.
+    """
     with session.open_runtime(common, "make") as runtime:
         created = runtime.api_keys.ensure_admin_key()
-        where = runtime.api_keys.admin_key_file
+        where = _admin_key_file(runtime)
+    if where is None:
+        raise InvalidInput(
+            "An encrypted home has no API key as text.",
+            hint="Make one, which is shown once: personalpeft api-key make --admin",
+        )
     data = {"admin_key_file": where, "admin_key_created": created}
     emit(common, data, str(where), renamed=_RENAMED)
 

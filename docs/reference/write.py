@@ -95,7 +95,7 @@ _HOME_FILES = {
     "locks/": "The leases of running learns.",
     "models/": "Your own cards.",
     FILE: "Your settings; personalpeft only reads it.",
-    "token": "The first admin API key, readable by you alone.",
+    "token": "The first admin API key, readable by you alone. Not in an encrypted home.",
     "tokens.json": "The API keys: ids, users and digests, and no secrets.",
     "backups/": "The daemon's backups.",
     "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
@@ -298,7 +298,8 @@ Times are ISO 8601 in UTC with microseconds; lists and mappings are canonical JS
 | file | what it is |
 | --- | --- |
 | PEFT folder | `adapter_config.json` and `adapter_model.safetensors` as PEFT and vLLM read them, and `personalpeft.json` with \
-the provenance, tied to the tensors by their SHA-256 |
+the provenance, tied to both by their SHA-256 |
+| exported GGUF adapter | as llama.cpp reads it, with the SHA-256 of all other bytes in the metadata `personalpeft.sha256` |
 | published folder | a PEFT folder named by the SHA-256 of the list that `sha256sum` prints of its two files \
 ([fleets](../how-to/vllm-fleet.md)) |
 | learn bundle, learn result | archives as above with the index `bundle.json` or `result.json`: what a learn on another machine \

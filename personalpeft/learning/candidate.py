@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,7 @@ from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.learning.data.assignment import lessons_for, scrub_assignments
 from personalpeft.learning.data.selection import MAX_HOLDOUT
+from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage
 from personalpeft.learning.layers import LayerState, held_out_signals, replace_layer
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.learning.plan import Plan
@@ -147,6 +148,7 @@ def imported_revision(
     at: datetime,
     below: tuple[StackEntry, ...] = (),
     seconds: float = 0.0,
+    leakage: Leakage = TRAINED_ELSEWHERE,
 ) -> Revision:
     """Return a revision that no learn built: live by the user's decision, without signals.
 
@@ -160,6 +162,7 @@ def imported_revision(
         at: When it was recorded.
         below: The layers that it was built on.
         seconds: How long it took.
+        leakage: The leakage score, known of a copy only.
     """
     return Revision(
         id=f"{layer}@{digest[:12]}",
@@ -172,7 +175,7 @@ def imported_revision(
         recipe=recipe,
         inputs=imported_inputs(digest),
         signals={},
-        scores={},
+        scores={"leakage": asdict(leakage)},
         verdict=Verdict.PROMOTED,
         reason=reason,
         probation=False,

@@ -273,6 +273,10 @@ class ReasonCode(_CodeWithText):
         "its own lessons can be distinguished from held-out ones: the AUC of membership inference "
         "is {auc}; the limit is {limit:g}",
     )
+    LEAKAGE_UNKNOWN = (
+        auto(),
+        "its leakage is unknown, and the limit is {limit:g}: {why}",
+    )
     UNRELATED_ANSWERS = (
         auto(),
         "the new answers do not fit their prompts: each is as likely after another prompt",

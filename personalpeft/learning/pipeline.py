@@ -24,7 +24,12 @@ from math import inf
 from typing import TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
-from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
+from personalpeft.learning.candidate import (
+    Candidate,
+    ProposalPlan,
+    find_candidate,
+    store_candidate,
+)
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
@@ -269,6 +274,7 @@ class TrainingPipeline:
             # Where a verifier judges answers, their likelihood as text says nothing.
             arrived_lessons=plan.arrived_lessons if plan.answer_verifier is None else (),
             trained=trained,
+            trained_elsewhere=isinstance(plan, ProposalPlan),
             rated=self._rated_replies(plan),
             history=history,
             judges_replies=bool(trained and self.margins.min_generated)

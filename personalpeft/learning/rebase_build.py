@@ -15,13 +15,13 @@ text is cut at the same character for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from personalpeft.backends.base import Backend
 from personalpeft.engine.engine import Request
 from personalpeft.errors import NothingToLearn, PersonalPeftError
-from personalpeft.learning.candidate import find_candidate, store_candidate
+from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
 from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.data.lesson import Lesson
@@ -33,8 +33,12 @@ from personalpeft.learning.evaluate.eval_job import (
     effective_stack,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import evaluate, score_answers
-from personalpeft.learning.gate.evidence import EvalItem, Evidence
+from personalpeft.learning.evaluate.evaluation import (
+    evaluate,
+    measure_build_leakage,
+    score_answers,
+)
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
@@ -179,6 +183,7 @@ def _find_or_build(
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
+    leakage = _measure_leakage(services, candidate, cancelled)
     unjudged = LearnReport(
         user,
         layer,
@@ -186,7 +191,7 @@ def _find_or_build(
         (text_reason(UNJUDGED),),
         services.clock.now(),
         round(services.clock.timer() - plan.began, 3),
-        scores=candidate.scores,
+        scores={**candidate.scores, "leakage": asdict(leakage)},
     )
     revision = candidate.to_revision(unjudged)
     report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
@@ -195,6 +200,23 @@ def _find_or_build(
     )
     store.delete_checkpoint(user, layer)
     return candidate.entry, True
+
+
+def _measure_leakage(
+    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
+) -> Leakage:
+    plan = candidate.plan
+    trained, held_out = (*plan.replay, *plan.new_examples), plan.holdout
+    effective = effective_stack(
+        services.router,
+        plan.user,
+        plan.layer,
+        candidate.stack,
+        [each.messages[-1].content for each in (*trained, *held_out)],
+        {plan.layer: {*plan.signal_roles, *trained_on(services.store, plan.parent)}},
+    )
+    scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
+    return measure_build_leakage(scorer, trained, held_out, effective, plan.recipe.max_length)
 
 
 @dataclass(frozen=True, slots=True)

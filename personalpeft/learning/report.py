@@ -436,14 +436,20 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
 
 
 def format_leakage(scores: Mapping[str, Any]) -> list[str]:
-    """Return the lines on the leakage score of a revision, none where it was not measured."""
+    """Return the lines on the leakage score of a revision, or why it has none.
+
+    There are none for a revision of an earlier version that was not measured.
+    """
     leakage = Leakage(**scores.get("leakage", {}))
     if leakage.auc is None:
-        return []
+        return [f"not measured: {leakage.why_missing}"] if leakage.missing else []
     seen = f"{leakage.trained} lessons against {leakage.unseen} held-out ones"
     if leakage.matched:
         facts = pluralize(leakage.trained, "fact")
         seen = f"{facts} against {leakage.unseen} variants each; a memory is to know them"
+    if leakage.variants:
+        lessons = pluralize(leakage.trained, "lesson")
+        seen = f"{lessons} against {leakage.unseen} variants each, as few are held out"
     bits = f"exposure {leakage.exposure:.2f} bits (chance: {leakage.chance_exposure:.2f})"
     auc = f"AUC of membership inference {leakage.auc:.2f} (chance: 0.50)"
     return [auc, f"{bits}; {seen}"]

@@ -1,9 +1,9 @@
 """The API keys of a home. A key belongs to one user, an administrator or a remote worker.
 
 Invariants: the file ``token`` holds the first administrator's key as text, for programs of the same
-account. Of every other key only a digest is stored, and its secret is shown once. A revoked key is
-invalid from the next request on, in every process. Only the owner may read both files. Changes
-survive a power cut.
+account. An encrypted home has no such file, so a copy of it allows access to no server. Of every
+other key only a digest is stored, and its secret is shown once. A revoked key is invalid from the
+next request on, in every process. Only the owner may read both files. Changes survive a power cut.
 """
 
 from __future__ import annotations
@@ -92,9 +92,12 @@ class ApiKeys(
         return self._home / ADMIN_KEY_FILE
 
     def ensure_admin_key(self) -> bool:
-        """Create the file ``token`` unless it exists; return whether it was created."""
+        """Create the file ``token`` unless it exists; return whether it was created.
+
+        An encrypted home gets none: ``create`` an administrator's key.
+        """
         with map_home_errors(self._home):
-            if self.admin_key_file.exists():
+            if self._store.encrypted or self.admin_key_file.exists():
                 return False
             with self._store.database.write_lock():
                 # Two servers that start at once must share one key.
@@ -103,6 +106,15 @@ class ApiKeys(
                 file_system.replace_file(self.admin_key_file, f"{self._new_secret()}\n".encode())
                 file_system.sync_folder(self._home)
             return True
+
+    def drop_admin_key_file(self) -> None:
+        """Delete the file ``token``. Its key stays valid: only its digest is stored from then on."""
+        for digest, key in self._read_admin_key().items():
+            with self._change() as keys:
+                keys[digest] = self._new_key(digest, key.user)
+        with map_home_errors(self._home):
+            self.admin_key_file.unlink(missing_ok=True)
+            file_system.sync_folder(self._home)
 
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
         """Create a key of a user. Without one it belongs to an administrator or a ``worker``.

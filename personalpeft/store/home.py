@@ -16,6 +16,7 @@ from pathlib import Path
 from personalpeft import file_system
 from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.settings import KeySettings
+from personalpeft.store.api_keys import ADMIN_KEY_FILE, ApiKeys
 from personalpeft.store.database import Database, create_file
 from personalpeft.store.erasure import delete_pending_files
 from personalpeft.store.error_mapping import map_home_errors
@@ -120,6 +121,10 @@ def open_store(
         # next opening does it. A replication may read without end, so no opening waits for it.
         with suppress(Busy, HomeError, Damaged):
             delete_pending_files(store, wait=False)
+        if store.encrypted and (home / ADMIN_KEY_FILE).exists():
+            # Of an earlier version, or written before the home was encrypted.
+            with suppress(Busy, HomeError):
+                ApiKeys(store).drop_admin_key_file()
     return store
 
 

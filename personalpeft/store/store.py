@@ -57,6 +57,11 @@ class Store:
         """Whether every write raises ``HomeError``."""
         return self.database.read_only
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the home is encrypted."""
+        return self.cipher.database_key is not None
+
     def check_writable(self) -> None:
         """Raise ``HomeError`` if every write would, before work whose result is to be written."""
         if self.read_only:

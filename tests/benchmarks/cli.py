@@ -20,6 +20,7 @@ from benchmarks.cli_learning import (
     bench_learn,
     bench_nulls,
     bench_prefeval,
+    bench_rebase,
     bench_thumbs,
 )
 from benchmarks.cli_options import keep_option, printer, repeat_option
@@ -518,6 +519,7 @@ bench.add_section(
             bench_style,
             bench_learn,
             bench_edits,
+            bench_rebase,
             bench_gate,
             bench_nulls,
             bench_prefeval,

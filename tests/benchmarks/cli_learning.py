@@ -1,4 +1,4 @@
-"""The benchmark commands ``learn``, ``edits``, ``thumbs``, ``gate``, ``nulls`` and ``prefeval``."""
+"""The commands ``bench`` ``learn``, ``edits``, ``rebase``, ``thumbs``, ``gate``, ``nulls``, ``prefeval``."""
 
 from __future__ import annotations
 
@@ -140,6 +140,38 @@ def bench_edits(
         *(f"  not live: {each.name}: {each.reason}" for each in found.styles if not each.live),
     ]
     emit_result(common, found, "\n".join(more))
+
+
+@command(
+    "rebase",
+    examples=(
+        "personalpeft bench rebase --base smollm2-135m-instruct --to gemma3-270m",
+        "personalpeft bench rebase --style shorter --json",
+    ),
+)
+@option("--to", default="gemma3-270m", metavar="BASE", help="The other base.")
+@click.option(
+    "--style", "styles", multiple=True, metavar="NAME", help="One user's style; repeat for more."
+)
+@option("--limit", type=click.IntRange(1), default=3, metavar="N", help="Only the first N styles.")
+def bench_rebase(common: GlobalOptions, to: str, styles: tuple[str, ...], limit: int) -> None:
+    """A move to another base: held-out questions that improve and regress.
+
+    Each user learns one style from twelve edits. Then the layer is built anew on the other base,
+    and both answer the same held-out questions. Takes ten to fifteen minutes a user.
+    """
+    from benchmarks import rebase
+    from benchmarks.edit_styles import select_styles
+
+    with Display(common) as display:
+        found = rebase.bench_rebase(
+            common.base_name(),
+            to,
+            select_styles(styles, limit),
+            backend=common.backend or "torch",
+            progress=display,
+        )
+    emit_result(common, found, "\n".join(f"{each.style}: {each.reason}" for each in found.users))
 
 
 @command("thumbs", examples=("personalpeft bench thumbs --keep thumbs",))

@@ -136,6 +136,33 @@ def _style(result: Result) -> Iterator[tuple[str, Table]]:
     yield "process", make_table(("figure", "measured"), process)
 
 
+def _rebase(result: Result) -> Iterator[tuple[str, Table]]:
+    heads = (
+        "style",
+        "verdict",
+        "improved",
+        "regressed",
+        "tied",
+        "nats a byte before",
+        "after",
+        "leakage, AUC",
+        "learn, s",
+        "rebase, s",
+    )
+    rows = (
+        (
+            each["style"],
+            each["outcome"],
+            *(_plain(each[name]) for name in ("improved", "regressed", "tied")),
+            *(_fixed(each[name], 3) for name in ("before", "after")),
+            _fixed(each["leakage"], 2),
+            *(_fixed(each[name], 0) for name in ("learn_seconds", "rebase_seconds")),
+        )
+        for each in result["users"]
+    )
+    yield "moves", make_table(heads, rows)
+
+
 def _catalog(result: Result) -> Iterator[tuple[str, Table]]:
     users = result["users"]
     names = {
@@ -543,6 +570,7 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "page": _page,
     "learn": _learn,
     "edits": _edits,
+    "rebase": _rebase,
     "thumbs": _thumbs,
     "gate": _gate,
     "nulls": _nulls,

@@ -14,14 +14,20 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.store.home_keys import ENCRYPTION
 
-# How many writes of each operation are interrupted. ``make crash`` sets more.
-_POINTS = "PERSONALPEFT_CRASH_POINTS"
+# How many writes of each operation are interrupted, and how many orders of acts are drawn. ``make
+# crash`` sets more.
+_POINTS, _ORDERS = "PERSONALPEFT_CRASH_POINTS", "PERSONALPEFT_CRASH_ORDERS"
 _USUAL_POINTS = 3
 
 
 def points() -> int:
     """Return how many writes of an operation to interrupt."""
     return int(os.environ.get(_POINTS, _USUAL_POINTS))
+
+
+def orders() -> int:
+    """Return how many orders of acts to draw."""
+    return int(os.environ.get(_ORDERS, points()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ def make_crash_folder(operation: str, path: Path) -> CrashFolder:
     """Prepare the folder of an operation."""
     path.mkdir()
     EVERY_OPERATION[operation].prepare(path)
-    if operation.startswith("migrate"):
+    if "migrate" in operation:
         copy = path.with_name(f"{path.name}-migrated")
         shutil.copytree(path, copy)
         return CrashFolder(path, contents(copy))

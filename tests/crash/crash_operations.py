@@ -26,15 +26,20 @@ from write_seam import WriteSeam
 
 import personalpeft
 from personalpeft import NothingToLearn, Runtime, User
+from personalpeft.clock import SYSTEM
 from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
-from personalpeft.settings import KEYS
+from personalpeft.settings import KEYS, KeySettings
 from personalpeft.store import schema
-from personalpeft.store.database import fetch_all, insert_rows
+from personalpeft.store.database import Database, fetch_all, insert_rows
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import chain_digest, row_digest
 from personalpeft.store.home import DATABASE
+from personalpeft.store.home_keys import KeySource, make_keys
+from personalpeft.store.locks import Lock
 from personalpeft.store.publications import move_notes
+from personalpeft.store.reencryption import reencrypt_home
 from personalpeft.store.rows import EntryKind
+from personalpeft.store.store import Store
 
 Acknowledge = Callable[[str, object], None]
 """Called with the kind and the id of something that the caller was promised."""
@@ -43,6 +48,7 @@ REFUSED = 3
 SECRET = "Zanzibarquartz"
 _EARLIER_HOME = Path(__file__).parents[1] / "data" / "home_before_layout.tar.xz"
 _EARLIER_VERSION = 5
+_ENCRYPTED_SINCE = 12
 _MIGRATIONS = Path(schema.__file__).with_name("migrations")
 _CHAINED_TABLES = "select m.name from sqlite_master m, pragma_table_info(m.name) c where m.type = 'table' and c.name = 'user'"
 # What each migration did, undone.
@@ -136,6 +142,17 @@ def _prepare_home_of_version(version: int, folder: Path) -> None:
         db.execute(f"pragma user_version = {version}")
 
 
+def _prepare_encrypted_home_of_version(version: int, folder: Path) -> None:
+    """Make a home of a schema version, and encrypt it without a migration."""
+    _prepare_home_of_version(version, folder)
+    home, clock = folder / "home", SYSTEM
+    lock = Lock(home / "write.lock", home=home, what="The home is held", now=clock.now)
+    database = Database(home / DATABASE, lock, timeout=10.0, read_only=False, key=None)
+    keys = make_keys(KeySource.FILE, KeySettings(folder / "keys"), clock.entropy)
+    with Store(home, database, now=clock.now, entropy=clock.entropy) as store:
+        reencrypt_home(store, keys)
+
+
 def _add_rows(version: int, db: sqlite3.Connection) -> None:
     """Add rows that a home can hold from a schema version on."""
     (turn,) = fetch_all(db, "select * from turn where user = 'ada' order by seq desc limit 1")
@@ -163,6 +180,14 @@ def _add_rows(version: int, db: sqlite3.Connection) -> None:
             db.execute("update user set trains = 0 where id = 'ada'")
         case 11:
             _append(db, "turn", {**turn, "id": new, "backend": "torch"})
+        case 14:
+            db.execute(
+                "insert into pending_deletion (user, kind, name) values ('ada', 'data_key', ?)",
+                ["0" * 32],
+            )
+        case 15:
+            more = {"backend": "torch", "backend_reason": "requested"}
+            _append(db, "turn", {**turn, "id": new, **more})
 
 
 def _append(db: sqlite3.Connection, kind: EntryKind, content: Mapping[str, Any]) -> None:
@@ -269,7 +294,10 @@ def _import(folder: Path, acknowledge: Acknowledge) -> None:
 
 
 def live(folder: Path, acknowledge: Acknowledge) -> None:
-    """Chat, correct, remember, learn and roll back without end."""
+    """Chat, correct, remember, forget, learn, roll back, publish, back up and import without end.
+
+    What an act may replace is "started" before it. The promise after it is the new state.
+    """
     with open_home(folder) as runtime:
         ada = runtime.user("ada")
         for number in count():
@@ -277,11 +305,50 @@ def live(folder: Path, acknowledge: Acknowledge) -> None:
             acknowledge("turn", reply.turn_id)
             acknowledge("signal", ada.feedback(reply, edit=f"Ahoy! Answer {number}. Arrr!"))
             acknowledge("signal", ada.remember(f"Fact {number}."))
+            _forget_word(ada, f"{SECRET}{number}x", acknowledge)
             if number % 4 == 3:
+                acknowledge("started", "head")
                 acknowledge("revision", ada.learn().revision)
-            if number % 8 == 7 and ada.stack().entries:
-                ada.rollback("style")
-                acknowledge("rollback", number)
+                acknowledge("head", head_of(ada))
+            if number % 8 == 7:
+                acknowledge("started", "head")
+                if ada.stack().entries:
+                    ada.rollback("style")
+                acknowledge("head", head_of(ada))
+            if number % 16 == 3:
+                _copy_everywhere(runtime, folder, acknowledge)
+
+
+def head_of(user: User) -> str:
+    """Return the live revision of a user's style, or nothing."""
+    return next((entry.revision for entry in user.stack().entries), "")
+
+
+def _forget_word(user: User, word: str, acknowledge: Acknowledge) -> None:
+    fact = user.remember(f"My word is {word}.")
+    acknowledge("signal", fact)
+    acknowledge("started", fact)
+    user.forget(fact, rebuild=False)
+    acknowledge("forgotten", word)
+
+
+def _copy_everywhere(runtime: Runtime, folder: Path, acknowledge: Acknowledge) -> None:
+    """Publish, back up, and import a user, in place of what an earlier call made."""
+    acknowledge("started", "published")
+    report = runtime.publish(["ada"], to=folder / "published")
+    names = [each.name for each in report.stacks if each.name]
+    acknowledge("published", names[0].partition(":")[2] if names else "")
+    acknowledge("started", "backup")
+    for path in (folder / "copies").glob("copy-*"):
+        shutil.rmtree(path)
+    acknowledge("backup", runtime.maintenance.back_up(folder / "copies").path.relative_to(folder))
+    acknowledge("started", "user")
+    (folder / "ada.personal").unlink(missing_ok=True)
+    runtime.user("ada").export(folder / "ada.personal")
+    if "cy" in [user.id for user in users(runtime)]:
+        runtime.forget_user("cy")
+    runtime.import_user(folder / "ada.personal", as_user="cy")
+    acknowledge("user", "cy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +390,13 @@ ENCRYPTED: Mapping[str, Operation] = {
     f"encrypted-{name}": replace(operation, prepare=_prepare_encrypted_home)
     for name, operation in OPERATIONS.items()
     if operation.prepare is prepare_home
+} | {
+    f"encrypted-migrate-{version}": Operation(
+        _migrate, partial(_prepare_encrypted_home_of_version, version)
+    )
+    for version in range(_ENCRYPTED_SINCE, len(list(_MIGRATIONS.glob("*.sql"))))
 }
-"""The operations on an encrypted home. All but a migration: no earlier version encrypts."""
+"""The operations on an encrypted home, and the migration of one of each version that encrypts."""
 EVERY_OPERATION: Mapping[str, Operation] = {**OPERATIONS, **MIGRATIONS, **ENCRYPTED}
 
 
@@ -340,7 +412,9 @@ def contents(folder: Path) -> dict[str, list[str]]:
             for user in users(runtime)
             for kind, ids in {
                 "conversation": [each.id for each in user.conversations()],
-                "turn with its backend": [f"{each.id} {each.backend}" for each in user.turns()],
+                "turn with its backend": [
+                    f"{each.id} {each.backend} {each.backend_reason}" for each in user.turns()
+                ],
                 "untrained signal": [each.id for each in user.signals() if each.forbids_training],
                 "setting": [f"training: {user.summary().training}"],
                 "publication": list(map(str, publications.folders(user.id))),

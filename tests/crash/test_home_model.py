@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from crash_makers import check_heads, find_problems, points
+from crash_makers import check_heads, find_problems, orders
 from crash_operations import contents_of, open_home
 from example_counts import examples
 from hypothesis import HealthCheck
@@ -160,6 +160,6 @@ def user_layer(user: User, revision: str) -> str:
 @pytest.mark.exhaustive
 def test_a_home_keeps_what_its_model_keeps() -> None:
     settings = examples(
-        points(), stateful_step_count=_STEPS, suppress_health_check=list(HealthCheck), deadline=None
+        orders(), stateful_step_count=_STEPS, suppress_health_check=list(HealthCheck), deadline=None
     )
     run_state_machine_as_test(HomeMachine, settings=settings)

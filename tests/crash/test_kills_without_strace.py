@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from crash_makers import CrashFolder, check_home, points
 from crash_operations import OPERATIONS, REFUSED
 from interruption import perform_without_strace, spread
-from write_seam import FAIL, KILL, KILLED
+from write_seam import FAIL, KILL, KILLED, SETTING
 
 # One operation is enough for make test.
 INTERRUPTED = [
@@ -45,3 +48,19 @@ def test_nothing_promised_is_lost_at_any_interrupted_write(
         except AssertionError as error:
             error.add_note(note)
             raise
+
+
+@pytest.mark.parametrize("effect", [KILL, FAIL])
+def test_an_interrupted_write_leaves_half_of_its_bytes(effect: str, tmp_path: Path) -> None:
+    program = (
+        f"from pathlib import Path; from write_seam import WriteSeam; folder = Path({str(tmp_path)!r});"
+        "WriteSeam(folder).install(); (folder / 'file').write_bytes(b'0123456789')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-B", "-c", program],
+        env={**os.environ, SETTING: f"{effect} 1"},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+    )
+    assert ended.returncode == (KILLED if effect == KILL else 1)
+    assert (tmp_path / "file").read_bytes() == b"01234"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from crash_makers import check_heads, find_problems, points
-from crash_operations import contents, open_home
+from crash_operations import contents, head_of, open_home
 from interruption import can_interrupt, read_promises
 from mounts import mounted
 
@@ -90,15 +90,45 @@ def _cut(folder: Path, image: Path, count: int, *, durable: bool) -> Iterator[Se
 def _find_losses(folder: Path, received: bytes) -> list[str]:
     if not (folder / "home" / "personalpeft.db").exists():
         return ["the database"]
+    promises = read_promises(received)
+    started = {what for kind, what in promises if kind == "started"}
+    # An act that is under way may have replaced the state that an earlier one promised.
+    state = dict[str, str | None]()
+    for kind, what in promises:
+        state |= {what: None} if kind == "started" else {kind: what}
+    forgotten = [what for kind, what in promises if kind == "forgotten"]
+    wrong = [f"{word} came back" for word in _words_in(folder / "home", forgotten)]
     try:
         kept = contents(folder)
         with open_home(folder) as runtime:
             check_heads(runtime)
-            wrong = find_problems(runtime)
+            wrong += find_problems(runtime)
+            head = head_of(runtime.user("ada"))
     except (PersonalPeftError, KeyError) as error:
         return [repr(error)]
-    promised = [each for each in read_promises(received) if each[0] != "rollback"]
-    return [*wrong, *(what for kind, what in promised if what not in kept.get(f"ada {kind}", ()))]
+    wrong += [
+        what
+        for kind, what in promises
+        if kind in ("turn", "signal", "revision")
+        and what not in started
+        and what not in kept.get(f"ada {kind}", ())
+    ]
+    has_state = {
+        "head": lambda revision: head == revision,
+        "published": lambda name: not name or any((folder / "published").rglob(name)),
+        "backup": lambda path: (folder / path / "personalpeft.db").is_file(),
+        "user": lambda user: f"{user} turn" in kept,
+    }
+    return wrong + [
+        f"{kind} {what}"
+        for kind, what in state.items()
+        if kind in has_state and what is not None and not has_state[kind](what)
+    ]
+
+
+def _words_in(folder: Path, words: Sequence[str]) -> list[str]:
+    data = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return [word for word in words if word.encode() in data]
 
 
 @pytest.mark.exhaustive

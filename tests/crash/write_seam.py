@@ -1,13 +1,15 @@
 """Ends or fails a program at its n-th write, where there is no strace.
 
-It replaces the functions of ``os`` that change files, their names or their durability. So it does not
-see what SQLite and other C code write: between two of their own calls such programs are not
-interrupted.
+It replaces the functions of ``os`` that change files, their names or their durability, and the
+files that ``io.open`` opens for writing. An interrupted write of bytes leaves their first half. It
+does not see what SQLite and other C code write: between two of their own calls such programs are
+not interrupted.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import threading
@@ -37,20 +39,37 @@ class WriteSeam:
         """Replace the functions of ``os``."""
         for name in _CALLS:
             setattr(os, name, self._interrupting(getattr(os, name)))
+        # os.fdopen and pathlib call it.
+        io.open = self._opening(io.open)  # type: ignore[assignment]
 
     def _interrupting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def interrupt_or_call(what: Any, *more: Any, **options: Any) -> Any:
             if self._is_ours(what):
-                with self._lock:
-                    self.count += 1
-                    is_wanted = self.count == self._number
-                if is_wanted and self._effect == KILL:
-                    os._exit(KILLED)
-                if is_wanted:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(what))
+                self.interrupt()
             return call(what, *more, **options)
 
         return interrupt_or_call
+
+    def _opening(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def open_file(what: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+            file = call(what, mode, *more, **options)
+            return (
+                _SeamFile(file, self) if set(mode) & set("wax+") and self._is_ours(what) else file
+            )
+
+        return open_file
+
+    def interrupt(self, first: Callable[[], object] = lambda: None) -> None:
+        """Count a write. End or fail it if it is the wanted one, after what comes ``first``."""
+        with self._lock:
+            self.count += 1
+            is_wanted = self.count == self._number
+        if not is_wanted:
+            return
+        first()
+        if self._effect == KILL:
+            os._exit(KILLED)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _is_ours(self, what: Any) -> bool:
         """Return whether a path or a descriptor is that of a file in the folder, as far as known."""
@@ -60,3 +79,27 @@ class WriteSeam:
         # A relative name is one in an open folder.
         path = Path(what)
         return not path.is_absolute() or path.is_relative_to(self._folder)
+
+
+class _SeamFile:
+    """A file that is open for writing, whose writes the seam interrupts in their middle."""
+
+    def __init__(self, file: Any, seam: WriteSeam) -> None:
+        self._file, self._seam = file, seam
+
+    def write(self, data: Any) -> int:
+        self._seam.interrupt(lambda: (self._file.write(data[: len(data) // 2]), self._file.flush()))
+        count: int = self._file.write(data)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _SeamFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
+
+    def __iter__(self) -> Any:
+        return iter(self._file)

@@ -5,11 +5,15 @@ holds where the architecture permutes rows too (``base_models/gguf/tensor_names.
 reads a whole file or nothing. At the largest rank it takes at most five times the file's size in
 memory. Tensors lie behind the header, one after the other, within the file.
 
+An exported file has the SHA-256 of all its other bytes, so an import refuses every damage. Files of
+other programs have none.
+
 ``base_models/gguf/header.py`` reads the header.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -38,12 +42,16 @@ from personalpeft.types import Architecture, canonical_digest
 
 _ALPHA = "adapter.lora.alpha"
 _ACTIVATED = "adapter.alora.invocation_tokens"
+_DIGEST = "personalpeft.sha256"
+_NO_DIGEST = "0" * 64
 _LORA = re.compile(r"(.+)\.lora_([ab])")
 
 _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 
-def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "") -> None:
+def write_gguf_lora(
+    names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "", digest: bool = False
+) -> None:
     """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large.
 
     Args:
@@ -51,6 +59,7 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
         stack: The stack.
         path: The new file.
         title: The adapter's name for people.
+        digest: Whether the file gets a digest, by which an import finds damage.
     """
     from gguf import GGUFWriter
 
@@ -61,6 +70,8 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
     try:
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
+        if digest:
+            writer.add_string(_DIGEST, _NO_DIGEST)
         if title:
             writer.add_name(title)
         # llama.cpp multiplies by alpha over the rank of each tensor, or by 1 where alpha is 0.
@@ -75,6 +86,9 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
         writer.write_tensors_to_file()
     finally:
         writer.close()
+    if digest:
+        data, empty = path.read_bytes(), _NO_DIGEST.encode()
+        path.write_bytes(data.replace(empty, hashlib.sha256(data).hexdigest().encode(), 1))
 
 
 def import_gguf_lora(
@@ -98,7 +112,10 @@ def import_gguf_lora(
     check_layer_name(layer)
     source = str(path)
     files = check_adapter_files(f"{__name__}:check_gguf_lora", path)
-    metadata, tensors = read_gguf(files.read(path), source=source)
+    data = files.read(path)
+    metadata, tensors = read_gguf(data, source=source)
+    _check_digest(data, metadata, source)
+    del data
     digest = canonical_digest(["gguf", files.digests[str(path)]])
     alpha = _alpha(metadata, names, source)
     unpadded = _stack_tensors(tensors, architecture, names, source)
@@ -125,6 +142,16 @@ def check_gguf_lora(path: str) -> Mapping[str, str]:
     files = CheckedFiles()
     read_gguf(files.read(Path(path)), source=path)
     return files.digests
+
+
+def _check_digest(data: bytes, metadata: Mapping[str, object], source: str) -> None:
+    """Check the digest of an exported file, also where a byte of the digest's name was changed."""
+    for key, value in metadata.items():
+        if key.startswith(_DIGEST[:8]) or key.endswith(_DIGEST[8:]):
+            stored = str(value).encode()
+            rest = data.replace(stored, _NO_DIGEST.encode(), 1)
+            if key != _DIGEST or hashlib.sha256(rest).hexdigest().encode() != stored:
+                raise format_error(source, "was changed since it was exported.")
 
 
 def _alpha(metadata: Mapping[str, object], names: GgufNames, source: str) -> float:

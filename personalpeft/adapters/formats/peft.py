@@ -1,6 +1,7 @@
 """Export and import PEFT folders: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-``personalpeft.json`` beside them holds the provenance, tied to the tensors by their SHA-256.
+``personalpeft.json`` beside them holds the provenance, tied to both files by their SHA-256, and its
+own digest. Folders of other programs and of earlier versions have no such digests.
 
 Invariants: an exported folder appears complete or not at all. PEFT computes from it what this
 package computes from the adapter. An import reads everything that the folder holds or nothing, and
@@ -52,6 +53,7 @@ PICKLE_FILE = "adapter_model.bin"
 _CONFIG_LIMIT = 2**20
 _PROVENANCE_LIMIT = 2**24
 _PREFIX = "base_model.model"
+_UNKNOWN_ORIGIN = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
 
 
 def export_peft(
@@ -179,7 +181,18 @@ def _read_folder(
     if provenance.exists():
         data = files.read(provenance, limit=_PROVENANCE_LIMIT)
         about = parse_object(data, source=str(provenance), what="the provenance")
+        _check_digests(about, files.digests[str(folder / CONFIG_FILE)], str(provenance))
     return config, arrays, files.digests[str(path)], about
+
+
+def _check_digests(about: Mapping[str, Any], config: str, source: str) -> None:
+    rest = {key: value for key, value in about.items() if key != "digest"}
+    if about.get("digest", None) not in (None, canonical_digest(rest)):
+        raise format_error(source, "was changed since it was exported.", hint=_UNKNOWN_ORIGIN)
+    if about.get("config", config) != config:
+        raise format_error(
+            source, f"tells of another configuration than {CONFIG_FILE}.", hint=_UNKNOWN_ORIGIN
+        )
 
 
 def peft_tensors(
@@ -296,18 +309,18 @@ def _provenance(
     source = str(path)
     check_format(about.get("format"), source=source, what="the provenance")
     if about.get("tensors") != digest:
-        hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
         raise format_error(
-            source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint
+            source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=_UNKNOWN_ORIGIN
         )
-    if about.keys() == {"format", "tensors", "manifest"}:
+    keys = about.keys() - {"config", "digest"}
+    if keys == {"format", "tensors", "manifest"}:
         manifest = manifest_from_json(about["manifest"], source=source)
         if not math.isclose(manifest.scaling, config.scaling, rel_tol=1e-6):
             raise format_error(
                 source, f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}."
             )
         return replace(manifest, layer=layer)
-    if about.keys() == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
+    if keys == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
         layers = [_stack_layer(part, base, source) for part in about["stack"]]
         signals = canonical_digest([part.signals for part in layers])
         return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
@@ -336,8 +349,14 @@ def _write_folder(
     folder: Path, config: Mapping[str, Any], tensors: dict[str, Matrix], about: Mapping[str, Any]
 ) -> None:
     data = save(tensors, metadata={"format": "pt"})
-    provenance = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), **about}
+    text = (json.dumps(config, indent=2) + "\n").encode()
+    digests = {
+        "tensors": hashlib.sha256(data).hexdigest(),
+        "config": hashlib.sha256(text).hexdigest(),
+    }
+    provenance = {"format": FORMAT, **digests, **about}
+    provenance["digest"] = canonical_digest(provenance)
     with write_folder_atomically(folder) as new:
         (new / TENSOR_FILE).write_bytes(data)
         (new / PROVENANCE_FILE).write_text(canonical_json(provenance) + "\n", encoding="utf-8")
-        (new / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (new / CONFIG_FILE).write_bytes(text)

@@ -90,6 +90,7 @@ class EvalSet:
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
     tie_margin: float = TIE_MARGIN  # nats a token within which a lesson is tied
     trained: tuple[Lesson, ...] = ()  # trained on
+    trained_elsewhere: bool = False  # on unknown lessons
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
     rated: RatedReplies = RatedReplies()
 

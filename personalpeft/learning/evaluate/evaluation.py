@@ -19,6 +19,7 @@ from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
+    EffectiveStack,
     EvalJob,
     EvalResult,
     Scorer,
@@ -28,8 +29,8 @@ from personalpeft.learning.evaluate.eval_job import (
 from personalpeft.learning.evaluate.exposure import (
     MAX_TRAINED,
     MIN_LESSONS_EACH,
-    measure_fact_leakage,
     measure_leakage,
+    measure_variant_leakage,
 )
 from personalpeft.learning.evaluate.measures import (
     MAX_REQUEST,
@@ -38,11 +39,13 @@ from personalpeft.learning.evaluate.measures import (
     measure_text_quality,
 )
 from personalpeft.learning.gate.evidence import (
+    TRAINED_ELSEWHERE,
     BaseProbeResults,
     EvalItem,
     Evidence,
     GenerationResults,
     Leakage,
+    LeakageGap,
     ProbeResults,
     TextQuality,
     ThumbsResults,
@@ -302,28 +305,73 @@ def _measure_generation(
 def _measure_leakage(
     engine: Scorer, job: EvalJob, held_out: Sequence[tuple[Lesson, EvalItem]]
 ) -> Leakage:
-    """Rank lessons that were trained on among held-out ones, whose scores are known.
-
-    Facts of a memory are ranked among variants of themselves.
-    """
-    trained = job.eval_set.trained
-    written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
-    base, select = Stack(job.live.stack.base), job.candidate.for_layer
-    if not written:
-        facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
-        newest = list({each.signal: each for each in facts}.values())
-        return measure_fact_leakage(engine, newest, select, base.base)
+    """Measure the leakage of a candidate. The scores of held-out lessons are known."""
+    if job.eval_set.trained_elsewhere:
+        return TRAINED_ELSEWHERE
     unseen = [
         item.after - item.base
         for lesson, item in held_out
         if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
     ]
-    if len(unseen) < MIN_LESSONS_EACH:
-        return Leakage()
-    sample, length = written[-MAX_TRAINED:], job.eval_set.max_length
-    after = score_answers(engine, sample, select, length)
-    before = score_answers(engine, sample, lambda _: base, length)
-    return measure_leakage([after[key].logp - before[key].logp for key in after], unseen)
+    return _rank_trained(
+        engine, job.eval_set.trained, unseen, job.candidate, job.eval_set.max_length
+    )
+
+
+def measure_build_leakage(
+    engine: Scorer,
+    trained: Sequence[Lesson],
+    held_out: Sequence[Lesson],
+    candidate: EffectiveStack,
+    max_length: int,
+) -> Leakage:
+    """Measure the leakage of a build that is not evaluated otherwise.
+
+    Args:
+        engine: Scores.
+        trained: The lessons that the layer was trained on.
+        held_out: The held-out lessons of the layer.
+        candidate: The stack with the layer.
+        max_length: The tokens at which a reply is cut.
+    """
+    written = [each for each in held_out if each.kind not in _UNWRITTEN_KINDS]
+    unseen = _score_gains(engine, written, candidate, max_length)
+    return _rank_trained(engine, trained, unseen, candidate, max_length)
+
+
+def _rank_trained(
+    engine: Scorer,
+    trained: Sequence[Lesson],
+    unseen: Sequence[float],
+    candidate: EffectiveStack,
+    max_length: int,
+) -> Leakage:
+    """Rank lessons that were trained on among held-out ones, of which the gains are given.
+
+    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
+    held out.
+    """
+    written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
+    facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
+    if not (written or facts):
+        return Leakage(missing=LeakageGap.NO_LESSONS)
+    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
+        sample = written[-MAX_TRAINED:]
+        return measure_leakage(_score_gains(engine, sample, candidate, max_length), unseen)
+    newest = list({each.signal: each for each in written or facts}.values())
+    base = candidate.stack.base
+    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base)
+    return replace(leakage, matched=not written, variants=bool(written))
+
+
+def _score_gains(
+    engine: Scorer, lessons: Sequence[Lesson], candidate: EffectiveStack, max_length: int
+) -> list[float]:
+    """Return how much likelier a candidate makes each lesson than its base, in nats a token."""
+    base = Stack(candidate.stack.base)
+    after = score_answers(engine, lessons, candidate.for_layer, max_length)
+    before = score_answers(engine, lessons, lambda _: base, max_length)
+    return [after[key].logp - before[key].logp for key in after]
 
 
 def _score_items(

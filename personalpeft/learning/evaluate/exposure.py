@@ -20,7 +20,8 @@ That takes some hundred passes for one secret. So the leakage of every revision 
 its evaluation has anyway: each lesson that it was trained on is a secret, and the held-out lessons
 of its layer are the unseen texts. They have other lengths, so the statistic is nats a token. Only
 lessons that the user wrote count. For a memory the newest facts are ranked among a few matched
-texts. That is reported and not judged: a memory is to reproduce them.
+texts. That is reported and not judged: a memory is to reproduce them. Lessons are ranked so where
+too few are held out, and that is judged.
 
 All texts stay in memory.
 """
@@ -38,7 +39,7 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import Scorer, StackSelector
-from personalpeft.learning.gate.evidence import Leakage
+from personalpeft.learning.gate.evidence import Leakage, LeakageGap
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -49,8 +50,8 @@ UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
 # The nearest are chosen among so many times as many, which are drawn in so many tries.
 _POOL, _TRIES = 2, 40
-# How many facts of a memory are measured, and among how many unseen texts each.
-_MAX_FACTS, _FACT_UNSEEN = 2, 15
+# How many answers are ranked among variants of themselves, and among how many each.
+_MAX_MATCHED, _VARIANTS = 2, 15
 MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
 MAX_TRAINED = 16
@@ -199,24 +200,26 @@ def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakag
         unseen: That of each unseen one.
     """
     counts = len(trained), len(unseen)
-    if min(counts) < MIN_LESSONS_EACH or not all(map(math.isfinite, (*trained, *unseen))):
-        return Leakage(*counts)
+    if min(counts) < MIN_LESSONS_EACH:
+        return Leakage(*counts, missing=LeakageGap.NO_VARIANTS)
+    if not all(map(math.isfinite, (*trained, *unseen))):
+        return Leakage(*counts, missing=LeakageGap.NOT_FINITE)
     return _mean_leakage([rank_gain(gain, unseen) for gain in trained], len(unseen))
 
 
-def _mean_leakage(ranked: Sequence[Exposure], unseen: int, *, matched: bool = False) -> Leakage:
+def _mean_leakage(ranked: Sequence[Exposure], unseen: int) -> Leakage:
     bits, auc = fmean(each.bits for each in ranked), fmean(each.auc for each in ranked)
-    return Leakage(len(ranked), unseen, round(bits, 3), round(auc, 3), matched)
+    return Leakage(len(ranked), unseen, round(bits, 3), round(auc, 3))
 
 
-def measure_fact_leakage(
+def measure_variant_leakage(
     engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, base: str
 ) -> Leakage:
-    """Return how well the newest facts can be distinguished from variants of themselves.
+    """Return how well the newest answers can be distinguished from variants of themselves.
 
     Args:
         engine: Scores.
-        lessons: One lesson of each fact. Their words and letters make the variants.
+        lessons: One lesson of each signal. Their words and letters make the variants.
         select: Returns the stack for a lesson.
         base: The digest of the base.
     """
@@ -231,13 +234,15 @@ def measure_fact_leakage(
             continue
         # The same candidate gets the same score.
         rng = random.Random(item)
-        matched = match_secret(engine, secret, words, base, rng, _FACT_UNSEEN)
+        matched = match_secret(engine, secret, words, base, rng, _VARIANTS)
         if matched is not None:
             ranked.append(_rank(engine, matched, select(lesson)))
         secrets += 1
-        if secrets == _MAX_FACTS:
+        if secrets == _MAX_MATCHED:
             break
-    return _mean_leakage(ranked, _FACT_UNSEEN, matched=True) if ranked else Leakage()
+    if not ranked:
+        return Leakage(missing=LeakageGap.NO_VARIANTS)
+    return _mean_leakage(ranked, _VARIANTS)
 
 
 def _total_logprobs(

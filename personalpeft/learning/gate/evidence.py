@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from personalpeft.types import Revision, SignalRole, Verdict, canonical_digest
@@ -171,6 +172,25 @@ class ThumbsResults:
     p_value: float = 1.0
 
 
+class LeakageGap(StrEnum):
+    """Why a revision has no leakage score. The values are stored."""
+
+    NO_LESSONS = "no_lessons"
+    NO_VARIANTS = "no_variants"
+    NOT_FINITE = "not_finite"
+    TRAINED_ELSEWHERE = "trained_elsewhere"
+
+    @property
+    def text(self) -> str:
+        """The cause in words."""
+        return {
+            self.NO_LESSONS: "no lesson that the user wrote was trained on",
+            self.NO_VARIANTS: "too few lessons are held out, and none has words of its own",
+            self.NOT_FINITE: "a score is not a number",
+            self.TRAINED_ELSEWHERE: "it was trained elsewhere, on unknown lessons",
+        }[self]
+
+
 @dataclass(frozen=True, slots=True)
 class Leakage:
     """How well trained lessons can be distinguished from held-out ones. The field names are stored.
@@ -182,6 +202,9 @@ class Leakage:
         auc: The AUC of membership inference; None where there are too few lessons.
         matched: Whether facts were ranked among variants of themselves. That is reported and not
             judged, since a memory is to reproduce them.
+        variants: Whether lessons were ranked among variants of themselves, since too few are held
+            out.
+        missing: The ``LeakageGap`` where there is no score. Earlier versions stored none.
     """
 
     trained: int = 0
@@ -189,12 +212,23 @@ class Leakage:
     exposure: float | None = None
     auc: float | None = None
     matched: bool = False
+    variants: bool = False
+    missing: str = ""
+
+    @property
+    def why_missing(self) -> str:
+        """Why there is no score, in words."""
+        return LeakageGap(self.missing).text if self.missing else "it was not measured"
 
     @property
     def chance_exposure(self) -> float:
         """The mean exposure, in bits, of a lesson that was never trained on."""
         count = self.unseen + 1
         return math.log2(count) - math.lgamma(count + 1) / math.log(2) / count
+
+
+TRAINED_ELSEWHERE = Leakage(missing=LeakageGap.TRAINED_ELSEWHERE)
+"""That of an adapter that no build here trained."""
 
 
 @dataclass(frozen=True, slots=True)

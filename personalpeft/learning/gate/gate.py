@@ -32,6 +32,8 @@ from personalpeft.learning.gate.evidence import (
     REGRESSED_FACTOR,
     TIE_MARGIN,
     Evidence,
+    Leakage,
+    LeakageGap,
     TextQuality,
 )
 from personalpeft.learning.layers import ancestors, trained_on
@@ -184,6 +186,7 @@ def judge(
         has_new_lessons: Whether it also learned new ones.
     """
     harm = find_harm(evidence, margins, check_regressions=not removes_lessons)
+    harm = harm or find_leakage(evidence.leakage, margins)
     if problem := harm or _find_bad_text(evidence.text_quality, margins):
         return Judgement(Verdict.REFUSED, (problem,))
     if removes_lessons:
@@ -309,8 +312,21 @@ def find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) 
         return reason(ReasonCode.RETENTION_FORGOTTEN, lost=lost, asked=len(retention))
     if not evidence.kl <= margins.max_kl:
         return reason(ReasonCode.KL_TOO_LARGE, kl=f"{evidence.kl:.2f}", limit=margins.max_kl)
-    auc, limit = evidence.leakage.auc, margins.max_membership_auc
-    if auc is not None and auc > limit and not evidence.leakage.matched:
+    return None
+
+
+def find_leakage(leakage: Leakage, margins: Margins) -> Reason | None:
+    """Return that the leakage is above the card's limit, or is unknown where there is one, or None.
+
+    A memory is to reproduce its facts. Where no lesson was trained on, none can leak.
+    """
+    auc, limit = leakage.auc, margins.max_membership_auc
+    if limit >= 1 or leakage.matched or leakage.missing == LeakageGap.NO_LESSONS:
+        return None
+    if auc is None:
+        why = leakage.why_missing
+        return reason(ReasonCode.LEAKAGE_UNKNOWN, why=why, limit=limit)
+    if auc > limit:
         return reason(ReasonCode.LEAKAGE_TOO_LARGE, auc=f"{auc:.2f}", limit=limit)
     return None
 

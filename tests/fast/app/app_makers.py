@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -119,6 +120,17 @@ def wait_for(happened: Callable[[], bool], what: str, seconds: float = 20) -> No
 
 def lines(text: str) -> Sequence[str]:
     return text.rstrip("\n").split("\n")
+
+
+def read_json(process: subprocess.Popen[bytes]) -> Any:
+    """Return the JSON that a running process printed first."""
+    assert process.stdout is not None
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline().decode()
+        assert line, text
+        text += line
+    return json.loads(text)
 
 
 def read_to_end(process: subprocess.Popen[bytes]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from runtime_makers import QUICK_CARD
 
 import personalpeft
 from benchmarks import learn_course, learn_together, learn_trainer
+from benchmarks.edit_styles import select_styles
 from benchmarks.learn import Course, LearnBench, bench_learn
 from benchmarks.learn_batches import BAD, GOOD, batches, record_acts, record_and_learn
 from benchmarks.learn_gate import PASTS, bench_gate
 from benchmarks.personas import load_personas, select_personas
+from benchmarks.rebase import bench_rebase
 from benchmarks.result_cache import ResultCache
+from benchmarks.tables import tables_of
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 
@@ -277,3 +281,23 @@ def test_an_unknown_persona_is_refused(shell: Shell) -> None:
     assert "ada" in result.stderr
     with pytest.raises(InvalidInput, match="nobody"):
         select_personas(["nobody-at-all"])
+
+
+def test_a_move_to_another_base_counts_its_questions(tmp_path: Path, tiny_base: Base) -> None:
+    card = QUICK_CARD.replace(
+        "min_steps = 12", "min_steps = 3\nkl_prompts = 0\nfew_shot_replies = 0"
+    )
+    first, second = tmp_path / "tiny-quick.toml", tmp_path / "tiny-other.toml"
+    first.write_text(card)
+    second.write_text(card.replace('"tiny-quick"', '"tiny-other"').replace("seed = 7", "seed = 8"))
+    (style,) = select_styles(("shorter",), None)
+    short = replace(style, tokens=8)
+    found = bench_rebase(
+        str(first), str(second), (short,), backend="torch", progress=lambda stage, _: None
+    )
+    (move,) = found.users
+    assert move.improved + move.regressed + move.tied == 3
+    assert move.before is not None
+    assert move.leakage is not None
+    table = tables_of({**asdict(found), "measured": {}})["moves"]
+    assert table.rows[0][0] == "shorter"

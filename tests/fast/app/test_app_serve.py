@@ -13,13 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from app_makers import Shell, read_to_end
+from app_makers import Shell, read_json, read_to_end
 
 
 def test_a_server_creates_its_api_key_prints_its_path_and_stops_on_a_signal(shell: Shell) -> None:
     server = shell.spawn("serve", "--port", "0", "--json")
-    assert server.stdout is not None
-    said = json.loads(_first_json(server.stdout))
+    said = read_json(server)
     token = shell.home / "token"
     engine = {"backend": "fake", "backend_reason": "requested", "max_batch": 16}
     assert said == {
@@ -114,14 +113,6 @@ def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> Non
     server.communicate(timeout=60)
     os.close(ours)
     assert server.returncode == 0
-
-
-def _first_json(stream: object) -> str:
-    text = ""
-    while True:
-        text += stream.readline().decode()  # type: ignore[attr-defined]
-        if text.rstrip().endswith("}"):
-            return text
 
 
 @pytest.mark.parametrize(

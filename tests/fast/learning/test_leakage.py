@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import ask, correct
 
-from personalpeft import User
+from personalpeft import Runtime, User
 from personalpeft.errors import CardError
 from personalpeft.learning.evaluate.exposure import MIN_LESSONS_EACH, measure_leakage, rank_gain
 from personalpeft.learning.gate.evidence import (
@@ -19,6 +20,7 @@ from personalpeft.learning.gate.evidence import (
     EvalItem,
     Evidence,
     Leakage,
+    LeakageGap,
     ProbeResults,
 )
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
@@ -83,6 +85,39 @@ def test_report_and_revision_have_the_score(ada: User) -> None:
     assert ada.learn().scores["leakage"]["unseen"] == 5
 
 
+def test_lessons_are_ranked_among_variants_of_themselves_where_too_few_are_held_out(
+    ada: User,
+) -> None:
+    for number, name in enumerate(("Quetzal", "Ocelot", "Tapir", "Coati", "Margay")):
+        ada.feedback(ask(ada, f"Who is guest {number}?"), edit=f"Guest {number} is Mx {name}.")
+    report = ada.learn()
+    leakage = report.scores["leakage"]
+    assert (leakage["unseen"], leakage["variants"], leakage["matched"]) == (15, True, False)
+    assert 0 <= leakage["auc"] <= 1
+    assert "2 lessons against 15 variants each" in str(report)
+
+
+def test_lessons_without_words_of_their_own_have_no_score_and_the_report_says_so(
+    ada: User,
+) -> None:
+    correct(ada, 5)
+    report = ada.learn()
+    assert report.scores["leakage"]["missing"] == LeakageGap.NO_VARIANTS
+    assert "not measured: too few lessons are held out" in str(report)
+
+
+def test_imported_adapter_says_why_it_has_no_score(
+    ada: User, runtime: Runtime, tmp_path: Path
+) -> None:
+    correct(ada, 5)
+    ada.learn(accept=True)
+    ada.export_peft(tmp_path / "peft", layer="style")
+    bo = runtime.user("bo")
+    revision = bo.import_peft(tmp_path / "peft")
+    assert revision.scores["leakage"]["missing"] == LeakageGap.TRAINED_ELSEWHERE
+    assert "not measured: it was trained elsewhere" in str(bo.why(ask(bo)))
+
+
 def test_facts_of_a_memory_are_ranked_among_variants_of_themselves(ada: User) -> None:
     for number in range(3):
         ada.remember(
@@ -105,8 +140,14 @@ def test_the_gate_refuses_above_the_bound_of_the_card_only() -> None:
     assert judgement.verdict is Verdict.REFUSED
     assert [each.code for each in judgement.reasons] == [ReasonCode.LEAKAGE_TOO_LARGE]
     assert override(judgement, leaking).live
-    for leakage in (Leakage(9, 3, exposure=1.5, auc=0.8), Leakage(2, 3)):
+    low, none = Leakage(9, 3, exposure=1.5, auc=0.8), Leakage(missing=LeakageGap.NO_LESSONS)
+    for leakage in (low, none):
         assert judge(replace(leaking, leakage=leakage), bounded).live
+    # What is unknown does not pass a limit.
+    for leakage in (Leakage(2, 3), Leakage(missing=LeakageGap.TRAINED_ELSEWHERE)):
+        judgement = judge(replace(leaking, leakage=leakage), bounded)
+        assert [each.code for each in judgement.reasons] == [ReasonCode.LEAKAGE_UNKNOWN]
+        assert judge(replace(leaking, leakage=leakage), Margins()).live
     # A memory is to know its facts.
     facts = Leakage(2, 15, exposure=4.0, auc=1.0, matched=True)
     assert judge(replace(leaking, leakage=facts), bounded).live

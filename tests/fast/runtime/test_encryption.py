@@ -320,6 +320,32 @@ def test_copied_home_opens_nothing_without_its_key(
         personalpeft.open(copy, backend="fake")
 
 
+def test_copied_home_has_no_key_of_the_running_server(plain: Path) -> None:
+    with open_runtime(plain) as runtime:
+        runtime.api_keys.ensure_admin_key()
+        secret = runtime.api_keys.admin_key_file.read_text("utf-8").strip()
+    personalpeft.encrypt(plain, "file")
+    assert files_with(plain, secret) == []
+    with open_runtime(plain) as runtime:
+        assert not runtime.api_keys.ensure_admin_key()
+        # Its clients go on.
+        (key,) = runtime.api_keys.list_keys()
+        assert key.is_admin
+        assert runtime.api_keys.authenticate(secret) == key
+        runtime.api_keys.revoke(key.id)
+        assert runtime.api_keys.authenticate(secret) is None
+
+
+def test_home_that_an_earlier_version_encrypted_loses_its_admin_key_file(home: Path) -> None:
+    (home / "token").write_text("pp_of_an_earlier_version\n", "utf-8")
+    (home / "token").chmod(0o600)
+    with open_runtime(home) as runtime:
+        assert files_with(home, "pp_of_an_earlier_version") == []
+        found = runtime.api_keys.authenticate("pp_of_an_earlier_version")
+        assert found is not None
+        assert found.is_admin
+
+
 def test_wrong_passphrase_is_refused_and_changes_nothing(plain: Path) -> None:
     personalpeft.encrypt(plain, "passphrase", passphrase="correct horse")
     with pytest.raises(HomeError, match="is encrypted with a passphrase"):

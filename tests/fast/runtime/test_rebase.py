@@ -22,7 +22,7 @@ from personalpeft import (
     User,
     Verdict,
 )
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, ProbeResults
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, ProbeResults
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.outcomes import RebaseOutcome, text_reason
 from personalpeft.learning.rebase_build import BaseComparison
@@ -30,6 +30,7 @@ from personalpeft.rebase import RebasedLayer, judge_rebase
 
 # A build takes a second. The promises do not depend on how well it learns.
 CARD = QUICK_CARD.replace("min_steps = 12", "min_steps = 3\nkl_prompts = 0\nfew_shot_replies = 0")
+GUESTS = ("Quetzal", "Ocelot", "Tapir", "Coati", "Margay")
 
 
 def first_card(folder: Path) -> Path:
@@ -61,7 +62,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory, tiny_base: object) -> Path
         ada = runtime.user("ada")
         correct(ada, 5)
         for number in range(5):
-            ada.teach(f"Write to guest {number}.", f"Dear guest {number}, welcome.", skill="email")
+            name = GUESTS[number]
+            ada.teach(f"Write to guest {number}.", f"Dear {name}, welcome.", skill="email")
         ada.learn(accept=True)
         assert [layer.head is not None for layer in ada.layers()] == [True, True]
     return folder / "home"
@@ -113,6 +115,13 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
     bases, report = bases_after, moved[1]
     assert report.switched
     assert [each.trained for each in report.layers] == [True, True]
+    with bases.open(bases.second) as (_, ada):
+        leakages = {
+            each.layer: each.scores["leakage"] for each in ada.revisions() if each.base == report.to
+        }
+        assert 0 <= leakages["skill.email"]["auc"] <= 1
+        # No lesson of the style has words of its own.
+        assert leakages["style"]["missing"]
     assert [each.before for each in report.layers] == heads
     assert {each.signal for each in report.questions} == held_out
     assert report.improved + report.regressed + report.tied == len(report.questions) > 0
@@ -388,6 +397,18 @@ def test_gate_agrees_where_the_new_base_is_not_worse(
 ) -> None:
     layers = [RebasedLayer("style", "style@1", "style@2")]
     assert judge_rebase(layers, items(*changes), EVIDENCE, Margins())[0] is outcome
+
+
+def test_a_rebase_is_refused_above_the_leakage_that_the_card_allows() -> None:
+    layers = [RebasedLayer("style", "style@1", "style@2")]
+    bounded = Margins(max_membership_auc=0.8)
+    for leakage, outcome in (
+        (Leakage(9, 3, exposure=2.0, auc=0.9), RebaseOutcome.REFUSED),
+        (Leakage(), RebaseOutcome.REFUSED),
+        (Leakage(9, 3, exposure=1.0, auc=0.7), RebaseOutcome.PROMOTED),
+    ):
+        judged = judge_rebase(layers, items(0.5), EVIDENCE, bounded, leakages=[leakage])
+        assert judged[0] is outcome
 
 
 def test_gate_judges_nothing_where_a_layer_would_be_left_behind_or_none_changed() -> None:
