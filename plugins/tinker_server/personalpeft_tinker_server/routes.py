@@ -36,13 +36,13 @@ T = TypeVar("T")
 PREFIX = "/tinker/api/v1"
 
 # Below the 45 s after which the SDK gives a poll up.
-_POLL_SECONDS = 20.0
+POLL_SECONDS = 20.0
 # Seconds that a download link works.
 _LINK_SECONDS = 900.0
 # Seconds after which a client exchanges its API key again.
 _TOKEN_SECONDS = 3600.0
 # Bytes from which a client is asked to make room before it fetches a result.
-_LARGE_RESULT = 2**20
+LARGE_RESULT = 2**20
 _JSON = "application/json"
 
 
@@ -387,7 +387,7 @@ class Routes:
                     retry_after=1.0,
                 )
             try:
-                found = self._service.futures.wait(self._owner, id_, _POLL_SECONDS)
+                found = self._service.futures.wait(self._owner, id_, POLL_SECONDS)
             finally:
                 self._polls.release()
         if found is None:
@@ -404,7 +404,7 @@ class Routes:
         if found.error is not None:
             return {"error": found.error, "category": found.category}
         size = len(found.result or b"")
-        if asked.allow_metadata_only and size >= _LARGE_RESULT:
+        if asked.allow_metadata_only and size >= LARGE_RESULT:
             return {"status": "complete_metadata", "response_payload_size": size}
         accepted = request.headers.get("Accept", "")
         message = None

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # Calls whose samples are in the engine at once. More wait here, not in its queue. An owner without
 # such a call may exceed the first number, since a worker may take long to get free.
 _WORKERS = 16
-_MAX_WORKERS = 64
+MAX_WORKERS = 64
 RETRY_SECONDS = 1.0
 
 
@@ -59,7 +59,7 @@ class Sampler:
         self._waiting: dict[str, deque[QueuedCall]] = {}
         self._running: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._executor = ThreadPoolExecutor(_MAX_WORKERS, "personalpeft-tinker-sampling")
+        self._executor = ThreadPoolExecutor(MAX_WORKERS, "personalpeft-tinker-sampling")
 
     def start(self) -> None:
         """Execute the calls that a restart left without a result."""
@@ -94,7 +94,7 @@ class Sampler:
 
     def _start_waiting(self) -> None:
         """Start the calls that there is room for. The caller holds the lock."""
-        while (running := self._running.total()) < _MAX_WORKERS:
+        while (running := self._running.total()) < MAX_WORKERS:
             owners = (o for o in self._waiting if running < _WORKERS or not self._running[o])
             owner = next(owners, None)
             if owner is None:

@@ -47,7 +47,7 @@ def test_an_unmodified_sdk_trains_saves_loads_and_samples(
     server: TinkerServer, url: str, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that results of both kinds come.
-    monkeypatch.setattr(routes, "_LARGE_RESULT", 2000)
+    monkeypatch.setattr(routes, "LARGE_RESULT", 2000)
     secret = server.runtime.api_keys.create(None)[1]
     assert "sample" in run_program(python, url, secret)["checked"]
 
