@@ -48,8 +48,7 @@ def test_with_tinker_its_clients_train_beside_the_other_routes_and_a_signal_stop
 ) -> None:
     torch = ("--backend", "torch", "--base", "tiny-random")
     server = shell.spawn(*torch, "serve", "--tinker", "--port", "0", "--json")
-    assert server.stdout is not None
-    url = json.loads(_first_json(server.stdout))["url"]
+    url = read_json(server)["url"]
     key = f"tml-{(shell.home / 'token').read_text().strip()}"
 
     def ask(path: str, body: object = None) -> Any:
