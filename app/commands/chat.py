@@ -188,6 +188,12 @@ def _quit(rest: str) -> None:
     raise EOFError
 
 
+def can_draw() -> bool:
+    """Return whether a program can draw on the terminal and read its keys."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return all(each.isatty() for each in streams) and os.environ.get("TERM") != "dumb"
+
+
 @command("tui", examples=("tui", "tui --user ada"))
 @no_train_option("Feedback in this chat must not be trained on.")
 def tui(common: GlobalOptions, no_train: bool) -> None:
@@ -201,10 +207,7 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
     from personalpeft_app.tui.app import Tui
     from personalpeft_app.tui.user_session import TaskHandle, UserSession
 
-    if (
-        not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-        or os.environ.get("TERM") == "dumb"
-    ):
+    if not can_draw():
         raise click.UsageError(
             "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )

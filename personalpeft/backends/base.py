@@ -299,7 +299,8 @@ class Backend(Protocol):
     def attach(self, key: str, staged: StagedStack) -> None:
         """Attach a stack to a free slot.
 
-        The caller counts slots and uses: it attaches at most ``slots`` different keys.
+        The caller counts slots and uses: it attaches at most ``slots`` different keys. A key names
+        the same stack for ever, since cached prompts are found by it.
         """
         ...
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from app_makers import Shell
-from click import testing
 from runtime_makers import QUICK_CARD, correct, open_runtime
 
+from personalpeft_app.commands import chat
 from personalpeft_app.tui import app as terminal
 
 CARD = QUICK_CARD.replace("min_steps = 12", "min_steps = 3\nkl_prompts = 0\nfew_shot_replies = 0")
@@ -56,8 +56,7 @@ def test_the_terminal_chat_opens_the_other_base_after_a_move(
                 self.base = OTHER
 
     monkeypatch.setattr(terminal, "Tui", Moving)
-    monkeypatch.setattr(testing._NamedTextIOWrapper, "isatty", lambda self: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(chat, "can_draw", lambda: True)
     ended = run(two_bases, FIRST, "tui")
     assert ended.exit_code == 0, ended.output
     assert opened == [(FIRST, ["style"]), (OTHER, ["style"])]

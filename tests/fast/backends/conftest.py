@@ -77,6 +77,8 @@ def _with_stacks(backend: B) -> Iterator[B]:
     yield backend
     for name in (*names, "four"):
         backend.detach(name)
+    # Prompts are cached under the keys, and the next test gives "four" to another stack.
+    backend.clear_cache()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from runtime_makers import correct, open_runtime
 
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.data.general_prompts import (
-    general_prompts,
     load_base_replies,
     load_general_prompts,
 )
@@ -62,4 +61,4 @@ def test_no_probe_is_worded_like_a_training_prompt() -> None:
 
 @pytest.mark.parametrize("base", load_base_replies())
 def test_shipped_replies_of_a_base_are_of_all_general_prompts(base: str) -> None:
-    assert load_base_replies()[base].keys() == set(general_prompts())
+    assert load_base_replies()[base].keys() == set(load_general_prompts().replied_to)
