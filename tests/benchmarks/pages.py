@@ -104,6 +104,14 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{first['plain']:.2g} s; with a fact {first['with a fact']:.2g} s",
         "start-zen4",
     )
+    moves = results["rebase-intel"]["users"]
+    improved, regressed = (sum(each[name] for each in moves) for name in ("improved", "regressed"))
+    yield (
+        "bench rebase",
+        "wanted answers that a move to Gemma 3 270M makes likelier, and less likely",
+        f"{improved} and {regressed}, of {len(moves)} styles",
+        "rebase-intel",
+    )
     prompts = results["prompts-intel"]["milliseconds"]
     known, new = (round(prompts[f"first token of a {each} user"]) for each in ("known", "new"))
     yield (
