@@ -247,9 +247,10 @@ def judge_rebase(
 ) -> tuple[RebaseOutcome, Reason]:
     """Return how the rebase to a stack on another base ends, and why.
 
-    It is refused for harm to general answers, for leakage above the card's limit, and if more wanted answers lost than the margin
-    allows, unless the others gained more. The gate abstains without questions, and where the former
-    base is not open, so that the bare new base was asked instead.
+    It is refused for harm to general answers, and for leakage above the card's limit. It is also
+    refused if more wanted answers lost than the margin allows, unless the others gained more. The
+    gate abstains without questions, and where the former base is not open, so that the bare new
+    base was asked instead.
 
     Args:
         layers: The heads before and after.

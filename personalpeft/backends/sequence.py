@@ -13,6 +13,14 @@ from personalpeft.types import FinishReason, Message, Sampling, Stack, ToolForma
 Tokens: TypeAlias = tuple[int, ...]
 
 
+def count_common_prefix(one: Tokens, other: Tokens) -> int:
+    """Return how many tokens two sequences have in common at the beginning."""
+    if one[: len(other)] == other:
+        return len(other)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((count for count, (a, b) in pairs if a != b), len(one))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asks for: messages of one user, the stack that answers, and how to sample.

@@ -158,7 +158,7 @@ def bench_rebase(common: GlobalOptions, to: str, styles: tuple[str, ...], limit:
     """A move to another base: held-out questions that improve and regress.
 
     Each user learns one style from twelve edits. Then the layer is built anew on the other base,
-    and both answer the same held-out questions. Takes ten to fifteen minutes a user.
+    and both answer the same held-out questions. Takes about five minutes a user.
     """
     from benchmarks import rebase
     from benchmarks.edit_styles import select_styles

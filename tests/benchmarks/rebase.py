@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import personalpeft
 from benchmarks.edit_styles import EditStyle
 from benchmarks.learn_course import chat_all
+from personalpeft.base_models.registry import find_card
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def bench_rebase(
     backend: str,
     progress: Callable[[str, float], None],
 ) -> RebaseBench:
-    """Move one user for each style."""
+    """Move one user for each style. Raises ``NotFound`` for an unknown base, before a learn."""
+    find_card(to)
     moves = []
     for number, style in enumerate(styles):
         progress(style.name, number / len(styles))

@@ -72,7 +72,11 @@ export function figures(scores) {
   const { probes, tasks } = scores;
   if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held-out tasks.`);
   if (probes?.right_before) lines.push(`General knowledge: ${probes.still_right} of ${probes.right_before} right answers stayed right.`);
-  if (scores.leakage?.auc != null) lines.push(`Leakage: membership inference distinguishes its own ${scores.leakage.matched ? "facts from variants of them" : scores.leakage.variants ? "lessons from variants of them" : "lessons from held-out ones"} with an AUC of ${scores.leakage.auc.toFixed(2)}; 0.50 is chance.`);
+  if (scores.leakage?.auc != null) {
+    const { auc, matched, variants } = scores.leakage;
+    const others = matched || variants ? "variants of them" : "held-out ones";
+    lines.push(`Leakage: membership inference distinguishes its own ${matched ? "facts" : "lessons"} from ${others} with an AUC of ${auc.toFixed(2)}; 0.50 is chance.`);
+  }
   return lines;
 }
 

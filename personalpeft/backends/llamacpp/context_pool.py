@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.llamacpp.binding import Context, ContextParams, LoraAdapter
-from personalpeft.backends.sequence import Tokens
+from personalpeft.backends.sequence import Tokens, count_common_prefix
 
 CHUNK = 64
 """Tokens of a prompt in one call. A prompt is cut at multiples of it, whatever is cached."""
@@ -82,7 +82,7 @@ class SequenceSlot:
         """
         if owner != self._owner:
             return 0
-        return _common_prefix(self._cached, prompt[: len(prompt) - 1]) // CHUNK * CHUNK
+        return count_common_prefix(self._cached, prompt[: len(prompt) - 1]) // CHUNK * CHUNK
 
     def acquire(self, owner: str, prompt: Tokens) -> int:
         """Take the slot for a sequence. Return how many tokens of its prompt are cached."""
@@ -236,9 +236,3 @@ class ContextPool:
     def _close(self, slot: SequenceSlot) -> None:
         del self._slots[slot]
         slot.close()
-
-
-def _common_prefix(a: Tokens, b: Tokens) -> int:
-    if a[: len(b)] == b:
-        return len(b)
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))

@@ -190,7 +190,7 @@ class Batch(SequenceBatch[_PagedSequence]):
         """
         found = self._blocks.find_again(row.blocks, row.num_hashed, row.hashes[1:])
         row.num_hashed, row.hash_ = found, row.hashes[found]
-        if not being_read.isdisjoint(row.hashes[found + 1 : found + 2]):
+        if found + 1 < len(row.hashes) and row.hashes[found + 1] in being_read:
             return False
         row.table = np.array(row.blocks, np.int32)
         row.num_read = found * KV_BLOCK_SIZE

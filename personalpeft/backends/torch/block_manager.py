@@ -20,7 +20,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from personalpeft.backends.sequence import SequenceState
+from personalpeft.backends.sequence import SequenceState, Tokens, count_common_prefix
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.types import canonical_digest
 
@@ -43,19 +43,13 @@ def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> 
     return accumulate((tokens[at : at + KV_BLOCK_SIZE] for at in full), block_hash, initial=root)
 
 
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at the beginning."""
-    differs = (a != b for a, b in zip(one, other, strict=False))
-    return next((count for count, each in enumerate(differs) if each), min(len(one), len(other)))
-
-
 @dataclass(frozen=True, slots=True)
 class _FullBlock:
     """What a block with a hash holds: ``tokens``, after the block with the hash ``parent``."""
 
     hash_: bytes
     parent: bytes
-    tokens: tuple[int, ...]
+    tokens: Tokens
 
 
 class BlockManager:
@@ -69,7 +63,7 @@ class BlockManager:
         self._block_of: dict[bytes, int] = {}
         self._full: dict[int, _FullBlock] = {}
         # The full blocks after each hash, in the lexical order of their tokens.
-        self._children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        self._children: dict[bytes, list[tuple[Tokens, int]]] = {}
         # Blocks without a user that a later prompt may find. The oldest is reused first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Free blocks that still hold what a row wrote.
@@ -140,7 +134,7 @@ class BlockManager:
         # In lexical order, the longest common beginning is that of one of the two neighbours.
         place = bisect(siblings, (wanted, 0))
         found = [
-            (block, _count_common(wanted, each))
+            (block, count_common_prefix(wanted, each))
             for each, block in siblings[max(0, place - 1) : place + 1]
         ]
         return max(found, key=itemgetter(1), default=(0, 0))
@@ -208,7 +202,7 @@ class BlockManager:
             raise RuntimeError("hashes and blocks do not match one to one")
         if self._dirty & self._full.keys() or not self._cached.keys() <= self._full.keys():
             raise RuntimeError("a cached block has no hash, or a free one has")
-        children: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        children: dict[bytes, list[tuple[Tokens, int]]] = {}
         for block, full in self._full.items():
             children.setdefault(full.parent, []).append((full.tokens, block))
         if self._children != {parent: sorted(each) for parent, each in children.items()}:
