@@ -166,11 +166,14 @@ class AdapterRouter:
         texts = {signal: prompts for signal, prompts in texts.items() if prompts}
         if not texts:
             return None
-        vectors = self._memory.cached_vectors(user, texts)
+        vectors, embedder = self._memory.cached_vectors(user, texts), self._memory.embedder
+        # Everyday requests touch on the topics of facts. A memory would answer them with a fact.
+        are_facts = any(each.kind is SignalKind.FACT for each in lessons if each.id in texts)
         return calibrate_region(
             list(vectors.values()),
             self.embed_general(self._general_prompts()),
-            self._memory.embedder,
+            embedder,
+            embedder.clear_similarity if are_facts else embedder.min_similarity,
         )
 
     def _ancestral_signals(self, user: str, revision: str | None) -> Iterator[str]:
@@ -193,19 +196,20 @@ class AdapterRouter:
 
 
 def calibrate_region(
-    lessons: Sequence[Vectors], general: Vectors, embedder: Embedder
+    lessons: Sequence[Vectors], general: Vectors, embedder: Embedder, least: float
 ) -> SimilarityRegion:
     """Return the region of one or more lessons.
 
     Args:
         lessons: ``[k, size]`` for each lesson, its ``k`` prompts.
         general: ``[n, size]``, prompts that belong to no user.
-        embedder: Gives similarities, and the least one that matches.
+        embedder: Gives similarities.
+        least: The least similarity that matches.
     """
     vectors = np.concatenate(lessons)
     reaches = embedder.similarity(general, vectors).max(axis=1)
     general_reach = float(np.quantile(reaches, _GENERAL_QUANTILE))
-    threshold = max(embedder.min_similarity, general_reach)
+    threshold = max(least, general_reach)
     if len(lessons) > 1:
         owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows in lessons])
         nearest_other = [
@@ -214,7 +218,7 @@ def calibrate_region(
         ]
         lesson_reach = float(np.quantile(nearest_other, _LESSON_QUANTILE))
         if lesson_reach > general_reach:
-            threshold = max(embedder.min_similarity, (lesson_reach + general_reach) / 2)
+            threshold = max(least, (lesson_reach + general_reach) / 2)
     return SimilarityRegion(vectors, min(threshold, _MAX_THRESHOLD))
 
 

@@ -37,6 +37,7 @@ class MiniLM:
     # Keeps the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more facts
     # a user has, the more often one is similar by chance.
     min_similarity = 0.07
+    clear_similarity = 0.2
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None
@@ -78,6 +79,7 @@ class HashEmbedder:
     """
 
     min_similarity = 0.30
+    clear_similarity = 0.30
 
     def __init__(self, size: int = 256) -> None:
         self._size = size

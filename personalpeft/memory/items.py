@@ -295,14 +295,16 @@ class Memory:
 
     def _relevant_facts(
         self, user: str, facts: Sequence[Signal], messages: Sequence[Message]
-    ) -> tuple[list[Signal], Set[str], str]:
+    ) -> tuple[list[Signal], Set[str], str | None]:
         """Return the relevant facts, which may be values of one thing, by id, and the language.
 
-        The nearest comes first; of equals the newest. The language is that of the request.
+        The nearest comes first; of equals the newest. The language is that of the request. It is
+        None where the request may be on the topic of a fact only: then demonstrations of short
+        answers would harm the reply.
         """
         texts = _queries(messages)
         if not facts or not texts:
-            return [], frozenset(), ENGLISH
+            return [], frozenset(), None
         queries = self.embedder.embed(texts)
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
         similarities = iter(self._similarities(np.concatenate(list(vectors.values())), queries))
@@ -314,7 +316,7 @@ class Memory:
             key=lambda fact: -nearness[fact.id],
         )
         if not near:
-            return [], frozenset(), ENGLISH
+            return [], frozenset(), None
         # The first row of a fact is that of its text.
         rows = np.stack([vectors[best][0], *(vectors[fact.id][0] for fact in near)])
         alike = self.embedder.similarity(rows[:1], rows[1:])[0]
@@ -324,7 +326,8 @@ class Memory:
             if similarity >= _MIN_SIMILARITY_OF_VALUES
             and nearness[fact.id] >= nearness[best] - _MAX_DISTANCE_OF_VALUES
         }
-        return near, values, self._language(texts[0], queries[0])
+        is_clear = nearness[best] >= self.embedder.clear_similarity
+        return near, values, self._language(texts[0], queries[0]) if is_clear else None
 
     def render_with_signal(
         self, signal: Signal, messages: Sequence[Message], *, system: str | None = None

@@ -56,6 +56,11 @@ class Embedder(Protocol):
         """The ``similarity`` from which a fact is relevant to a question. Each model has its own."""
         ...
 
+    @property
+    def clear_similarity(self) -> float:
+        """The ``similarity`` from which a request asks for a fact, rather than being on its topic."""
+        ...
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return ``[len(texts), size]`` float32, each row of length 1."""
         ...

@@ -23,6 +23,7 @@ class CountingEmbedder:
         self._inner = HashEmbedder()
         self.name = self._inner.name
         self.min_similarity = self._inner.min_similarity
+        self.clear_similarity = self._inner.clear_similarity
         self.asked: list[str] = []
 
     def embed(self, texts: Sequence[str]) -> Vectors:

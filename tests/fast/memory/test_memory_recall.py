@@ -91,6 +91,21 @@ def test_fact_adds_demonstrations_unless_there_are_rules(
     assert len(home.recall("ada", request).messages) == len(request)
 
 
+class StrictEmbedder(HashEmbedder):
+    """The fake embedder, to which only nearly equal texts ask for a fact."""
+
+    clear_similarity = 0.6
+
+
+def test_request_on_the_topic_of_a_fact_gets_no_demonstrations(tmp_path: Path) -> None:
+    with opened(tmp_path, StrictEmbedder()) as home:
+        home.fact("ada", "My dog is called Biscuit.")
+        (request,) = home.ask("ada", "Which food is good for my dog?").messages
+        *demonstrations, _ = home.ask("ada", "What is my dog called?").messages
+    assert "Biscuit" in request.content
+    assert demonstrations
+
+
 @pytest.mark.parametrize(
     ("fact", "question", "language"),
     [
