@@ -97,12 +97,12 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{general} of {styles[0]['general_asked']} general answers right; {seconds} s",
         "style-zen4",
     )
-    first = results["start-zen4"]["seconds"]
+    first = results["start-amx"]["seconds"]
     yield (
         "bench start",
         "first token of a fresh process",
         f"{first['plain']:.2g} s; with a fact {first['with a fact']:.2g} s",
-        "start-zen4",
+        "start-amx",
     )
     moves = results["rebase-intel"]["users"]
     improved, regressed = (sum(each[name] for each in moves) for name in ("improved", "regressed"))
@@ -150,7 +150,7 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
     )
     rates = {
         name: f"{rate:.3g}"
-        for name, rate in results["serve-zen4"]["tokens_per_second"].items()
+        for name, rate in results["serve-amx"]["tokens_per_second"].items()
         if rate
     }
     yield (
@@ -158,17 +158,17 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         "16 users with 16 different adapters in one batch",
         f"{rates['own_mixed_16']} tokens a second; PEFT {rates['peft_mixed_16']}, "
         f"vLLM's CPU server {rates['vllm_mixed_16']} with 4 adapters",
-        "serve-zen4",
+        "serve-amx",
     )
     loads = {
-        name: _extent([float(f"{each:.3g}") for each in results["attach-zen4"]["spread"][name]])
+        name: _extent([float(f"{each:.3g}") for each in results["attach-amx"]["spread"][name]])
         for name in ("disk_to_slot", "peft_load")
     }
     yield (
         "bench attach",
         "an adapter from its file into the batch",
         f"{loads['disk_to_slot']} ms; PEFT {loads['peft_load']} ms",
-        "attach-zen4",
+        "attach-amx",
     )
     yield (
         "bench busy",
