@@ -37,7 +37,7 @@ class MiniLM:
     # Keeps the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more facts
     # a user has, the more often one is similar by chance.
     min_similarity = 0.07
-    clear_similarity = 0.2
+    clear_similarity = 0.18
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None
