@@ -34,8 +34,8 @@ class MiniLM:
 
     name = "all-minilm-l6-v2"
 
-    # Keeps the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more facts
-    # a user has, the more often one is similar by chance.
+    # Both keep the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more
+    # facts a user has, the more often one is similar by chance, or on the topic of a request.
     min_similarity = 0.07
     clear_similarity = 0.18
 

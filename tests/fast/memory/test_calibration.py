@@ -12,8 +12,10 @@ import pytest
 import safetensors.numpy
 from memory_makers import Home, opened
 
-from personalpeft.chat.routing import calibrate_region
+from personalpeft.chat.routing import AdapterRouter, calibrate_region
+from personalpeft.learning.data.general_prompts import general_prompts
 from personalpeft.memory.embedder import MiniLM
+from personalpeft.types import Message, Stack, StackEntry
 
 EMBEDDER = MiniLM()
 SETS = {
@@ -69,6 +71,34 @@ def test_unrelated_requests_are_rarely_near_a_memory_of_its_language(language: s
 
     assert near(list(facts.values())) == [True] * 3
     assert sum(near(unrelated)) <= 1
+
+
+def test_memory_is_active_for_questions_about_its_facts_and_not_for_everyday_requests(
+    tmp_path: Path,
+) -> None:
+    facts = {
+        "My hamster is called Pickle.": ["What is my hamster called?", "Who is my hamster?"],
+        "I eat no sugar.": ["What do I not eat?", "What do I leave out of my food?"],
+        "I restore old maps.": ["What do I restore?", "What do I restore at work?"],
+    }
+    asked = [
+        "How do I call my hamster?",
+        "Which food have I given up?",
+        "What kind of maps are mine?",
+    ]
+    everyday = [
+        "How do I keep my houseplants alive?",
+        "How can I make my soup taste better?",
+        "What should I do when I cannot sleep?",
+        "Why do dogs wag their tails?",
+    ]
+    with opened(tmp_path / "home", EMBEDDER) as home:
+        signals = {home.fact("ada", text, questions=facts[text]).id for text in facts}
+        router = AdapterRouter(home.store, home.memory, general_prompts, tmp_path / "cache")
+        stack = Stack("0" * 64, (StackEntry("memory", "r_1", "1" * 64),))
+        requests = [[Message("user", text)] for text in (*asked, *everyday)]
+        active = router.select_each("ada", stack, requests, {"memory": signals})
+    assert [bool(each.entries) for each in active] == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize(
