@@ -137,8 +137,16 @@ def read_tokens(model_input: models.ModelInput) -> tuple[int, ...]:
 
 
 def read_tensor(tensor: models.TensorData) -> Array:
-    """Return a tensor, dense. Raises ``InvalidInput`` if its sizes do not match."""
-    values = np.asarray(tensor.data, np.float64).astype(np.dtype(tensor.dtype))
+    """Return a tensor, dense. Raises ``InvalidInput`` if its sizes or numbers do not fit."""
+    try:
+        # As infinity, a number that is too large would train on silently.
+        with np.errstate(over="raise", invalid="raise"):
+            values = np.asarray(tensor.data, np.float64).astype(np.dtype(tensor.dtype))
+    except FloatingPointError:
+        raise InvalidInput(
+            f"A number of a tensor does not fit into {tensor.dtype}.",
+            hint="Send smaller numbers.",
+        ) from None
     crow, col = tensor.sparse_crow_indices, tensor.sparse_col_indices
     if crow is not None or col is not None:
         return _from_csr(values, crow or [], col or [], tensor.shape or [])

@@ -135,6 +135,15 @@ def test_a_tensor_whose_sizes_do_not_match_is_refused(tensor: dict[str, Any]) ->
         read_tensor(sent)
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(1e39, "float32"), (-1e300, "float32"), (1e300, "int64")]
+)
+def test_a_number_that_does_not_fit_its_tensor_is_refused(number: float, dtype: str) -> None:
+    sent = models.TensorData.model_validate({"data": [number], "dtype": dtype})
+    with pytest.raises(InvalidInput):
+        read_tensor(sent)
+
+
 def test_a_result_in_protobuf_is_that_in_json(server: TinkerServer) -> None:
     run = server.session().run()
     client = run.session.client
