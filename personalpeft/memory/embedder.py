@@ -34,10 +34,11 @@ class MiniLM:
 
     name = "all-minilm-l6-v2"
 
-    # Both keep the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more
+    # They keep the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more
     # facts a user has, the more often one is similar by chance, or on the topic of a request.
     min_similarity = 0.07
     clear_similarity = 0.18
+    clear_statement_similarity = 0.13
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None
@@ -80,6 +81,7 @@ class HashEmbedder:
 
     min_similarity = 0.30
     clear_similarity = 0.30
+    clear_statement_similarity = 0.30
 
     def __init__(self, size: int = 256) -> None:
         self._size = size

@@ -308,7 +308,8 @@ class Memory:
         queries = self.embedder.embed(texts)
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
         similarities = iter(self._similarities(np.concatenate(list(vectors.values())), queries))
-        nearness = {fact: max(next(similarities) for _ in rows) for fact, rows in vectors.items()}
+        each = {fact: [float(next(similarities)) for _ in rows] for fact, rows in vectors.items()}
+        nearness = {fact: max(found) for fact, found in each.items()}
         best = max(nearness, key=lambda fact: nearness[fact])
         least = max(self.embedder.min_similarity, nearness[best] - _MAX_DISTANCE_FROM_NEAREST)
         near = sorted(
@@ -326,7 +327,10 @@ class Memory:
             if similarity >= _MIN_SIMILARITY_OF_VALUES
             and nearness[fact.id] >= nearness[best] - _MAX_DISTANCE_OF_VALUES
         }
-        is_clear = nearness[best] >= self.embedder.clear_similarity
+        # An everyday question is like a stated question by its form, and not like a statement.
+        is_clear = nearness[best] >= self.embedder.clear_similarity or any(
+            found[0] >= self.embedder.clear_statement_similarity for found in each.values()
+        )
         return near, values, self._language(texts[0], queries[0]) if is_clear else None
 
     def render_with_signal(

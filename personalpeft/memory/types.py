@@ -61,6 +61,11 @@ class Embedder(Protocol):
         """The ``similarity`` from which a request asks for a fact, rather than being on its topic."""
         ...
 
+    @property
+    def clear_statement_similarity(self) -> float:
+        """The same for the text of a fact, apart from the questions that were stated with it."""
+        ...
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return ``[len(texts), size]`` float32, each row of length 1."""
         ...

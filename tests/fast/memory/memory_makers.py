@@ -24,6 +24,7 @@ class CountingEmbedder:
         self.name = self._inner.name
         self.min_similarity = self._inner.min_similarity
         self.clear_similarity = self._inner.clear_similarity
+        self.clear_statement_similarity = self._inner.clear_statement_similarity
         self.asked: list[str] = []
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -94,7 +94,7 @@ def test_fact_adds_demonstrations_unless_there_are_rules(
 class StrictEmbedder(HashEmbedder):
     """The fake embedder, to which only nearly equal texts ask for a fact."""
 
-    clear_similarity = 0.6
+    clear_similarity = clear_statement_similarity = 0.6
 
 
 def test_request_on_the_topic_of_a_fact_gets_no_demonstrations(tmp_path: Path) -> None:
@@ -104,6 +104,22 @@ def test_request_on_the_topic_of_a_fact_gets_no_demonstrations(tmp_path: Path) -
         *demonstrations, _ = home.ask("ada", "What is my dog called?").messages
     assert "Biscuit" in request.content
     assert demonstrations
+
+
+@pytest.mark.parametrize(
+    ("fact", "question"),
+    [
+        ("I live in Leeds.", "Where do I live?"),
+        ("I work as a nurse.", "What is my job?"),
+        ("Ich wohne in Leipzig.", "Wo wohne ich?"),
+    ],
+)
+def test_short_question_about_a_fact_gets_demonstrations(
+    tmp_path: Path, fact: str, question: str
+) -> None:
+    with opened(tmp_path, MiniLM()) as home:
+        home.fact("ada", fact)
+        assert len(home.ask("ada", question).messages) > 1
 
 
 @pytest.mark.parametrize(
