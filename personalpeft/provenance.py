@@ -30,7 +30,7 @@ class Provenance(HasJson):
     Attributes:
         turn: The turn of the reply.
         parts: The revisions of its stack, lowest first.
-        items: The rules and facts in its prompt.
+        items: The rules, facts and examples in its prompt.
         forgotten: Ids of revisions of its stack that were erased since.
     """
 

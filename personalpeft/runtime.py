@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,7 @@ from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import resolve_base, unpacked_folder
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.certificate import Certificate
+from personalpeft.chat.examples import ExampleSelector
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
@@ -47,6 +49,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learn_bundles import learn_bundles
 from personalpeft.learning.activity_summary import ActivitySummary
+from personalpeft.learning.data.assignment import load_style_examples
 from personalpeft.learning.data.general_prompts import general_prompts, open_completion_cache
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
@@ -124,6 +127,7 @@ class Runtime(
             store=store,
             memory=memory,
             router=AdapterRouter(store, memory, general_prompts, settings.cache),
+            examples=ExampleSelector(store, memory, partial(load_style_examples, store)),
             clock=clock,
             plugins=Plugins(settings.plugins),
             model=LazyModel(

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import TORCH, BackendChoice
 from personalpeft.base_models.types import Base
+from personalpeft.chat.examples import ExampleSelector
 from personalpeft.chat.reply import Stream
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.clock import Clock
@@ -198,6 +199,7 @@ class Services:
     store: Store
     memory: Memory
     router: AdapterRouter
+    examples: ExampleSelector
     clock: Clock
     plugins: Plugins
     model: LazyModel
@@ -246,4 +248,5 @@ class Services:
         """Drop what is cached in memory for a user."""
         self.memory.evict_user(user)
         self.router.evict_user(user)
+        self.examples.evict_user(user)
         self.model.drop_user_caches(user)

@@ -219,8 +219,8 @@ class Turn:
     """One prompt and one reply, stamped with the stack that produced it.
 
     Attributes:
-        messages: The prompt without rules and facts, earlier turns of the conversation included.
-        used: The signals whose rules and facts memory added to the prompt.
+        messages: The prompt without what was added, earlier turns of the conversation included.
+        used: The signals of the rules, facts and examples that were added to the prompt.
         conversation_id: The conversation. None for an answer that lost a blind comparison, and
             for turns that an earlier version wrote.
         previous: The turn that this one continues, if any.

@@ -222,10 +222,10 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             max_tokens: The most new tokens.
             stop: Texts that end the reply.
             seed: Seed of sampling. Defaults to 0, with ``replaces`` to that turn's seed plus one.
-            memory: Whether to add rules and relevant facts to the prompt.
+            memory: Whether to add rules, relevant facts and examples to the prompt.
             layers: The only layers to attach, whatever their scope. ``[]`` is the bare base.
             revision: A revision that replaces the head of its layer. Excludes ``layers``.
-            template: Without it, a string prompt is continued as it is, without rules and facts.
+            template: Without it, a string prompt is continued as it is, and nothing is added.
             logprobs: Report the log-prob of each token.
             top_logprobs: Also report this many of the likeliest tokens in each place, at most 20.
             conversation_id: The conversation to continue, from ``reply.conversation_id``. Its

@@ -67,7 +67,7 @@ def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: An
     metavar="TEXT",
     help="End the reply before this text; can be repeated.",
 )
-@click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
+@click.option("--no-memory", is_flag=True, help="Leave your rules, facts and examples out.")
 @click.option(
     "--layer",
     "layers",

@@ -152,9 +152,9 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    augmented, item_ids = augment_prompt(services, user, messages, memory=memory)
+    augmented = augment_prompt(services, user, messages, memory=memory)
     stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
-    requests = [Request(user, augmented, stack, sampling) for stack in stacks]
+    requests = [Request(user, augmented.messages, stack, sampling) for stack in stacks]
     replies = engine.stream(requests, cancelled=cancelled).read()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
@@ -180,7 +180,7 @@ def compare(
             sampling=sampling,
             usage=other.usage,
             finish_reason=other.finish_reason,
-            used=item_ids,
+            used=augmented.item_ids,
             erasure_mark=erasure_mark,
             conversation_id="",
             backend=engine.backend.name,

@@ -97,7 +97,7 @@ class Stream(Iterator[str]):
         turn_id: The id of the turn, which is recorded at the end of the reply.
         outputs: The engine's chunks of one request.
         stack: The adapters that serve the request.
-        prompt_tokens: Tokens that the model reads first, rules and facts included.
+        prompt_tokens: Tokens that the model reads first, with rules, facts and examples.
         record: Appends the turn to the ledger and returns the reply as it was recorded.
         on_chunk: Called with each chunk that arrives.
         decode: Turns tokens into text, if log-probs were requested.

@@ -18,12 +18,15 @@ from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
 from personalpeft.feedback import record_implicit_feedback
+from personalpeft.memory.types import AugmentedPrompt
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack, select_layers, stack_with_head
 from personalpeft.types import Message, Sampling, Stack, ToolFormat
 
 # Memory may add an eighth of the base's context to a prompt.
 _MEMORY_SHARE = 8
+# So may examples.
+_EXAMPLES_SHARE = 8
 _MARK_SECONDS = 1.0
 
 
@@ -150,11 +153,14 @@ def _submit(
 ) -> tuple[tuple[Message, ...], tuple[str, ...], OutputStream]:
     """Return the messages that fit into the context, the ids of memory's items, and the output."""
     engine = services.engine
+    with_examples = chat.memory and chat.template
     while True:
-        augmented, item_ids = augment_prompt(services, user, messages, memory=chat.memory)
+        prompt = augment_prompt(services, user, messages, memory=chat.memory)
+        if with_examples and not prompt.demonstrated:
+            prompt = _add_examples(services, user, stack, messages, prompt)
         request = Request(
             user,
-            augmented,
+            prompt.messages,
             stack,
             chat.sampling,
             chat.timeout,
@@ -163,8 +169,11 @@ def _submit(
             top_logprobs=chat.top_logprobs,
         )
         try:
-            return messages, item_ids, engine.stream([request], cancelled=cancelled)
+            return messages, prompt.item_ids, engine.stream([request], cancelled=cancelled)
         except PromptTooLong as error:
+            if with_examples:
+                with_examples = False
+                continue
             shorter = drop_oldest(
                 messages, error.excess, lambda text: len(engine.backend.encode(text))
             )
@@ -213,8 +222,8 @@ def stack_with_revision(
 
 def augment_prompt(
     services: Services, user: str, messages: tuple[Message, ...], *, memory: bool
-) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the messages with the user's rules and relevant facts, and the ids of these.
+) -> AugmentedPrompt:
+    """Return the messages with the user's rules and relevant facts.
 
     What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
     lookup of facts understands more wordings than a layer.
@@ -226,16 +235,38 @@ def augment_prompt(
         memory: Whether to add anything.
     """
     if not memory:
-        return messages, ()
+        return AugmentedPrompt(messages, ())
     backend = services.engine.backend
-    recall = services.memory.add_to_prompt(
+    return services.memory.add_to_prompt(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
         count_tokens=lambda text: len(backend.encode(text)),
         system=backend.base.card.system,
     )
-    return recall.messages, recall.item_ids
+
+
+def _add_examples(
+    services: Services,
+    user: str,
+    stack: Stack,
+    messages: tuple[Message, ...],
+    prompt: AugmentedPrompt,
+) -> AugmentedPrompt:
+    """Return the augmented prompt of messages with examples of the style, if that is attached."""
+    style = next((each for each in stack.entries if each.layer == "style" and each.weight), None)
+    if style is None:
+        return prompt
+    examples = services.examples.select(user, style.revision, messages)
+    turns = [turn for each in examples for turn in each.turns]
+    backend = services.engine.backend
+    budget = backend.base.card.context // _EXAMPLES_SHARE
+    if sum(len(backend.encode(each.content)) for each in turns) > budget:
+        return prompt
+    *before, request = prompt.messages
+    return AugmentedPrompt(
+        (*before, *turns, request), (*prompt.item_ids, *(each.signal for each in examples))
+    )
 
 
 def _select_stack(

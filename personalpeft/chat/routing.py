@@ -152,7 +152,7 @@ class AdapterRouter:
             if key in self._regions:
                 self._regions.move_to_end(key)
                 return self._regions[key]
-        region = self._calibrate(user, self._ancestral_signals(user, revision))
+        region = self._calibrate(user, ancestral_signals(self._store, user, revision))
         with self._lock:
             self._regions[key] = region
             if len(self._regions) > _MAX_REGIONS:
@@ -176,13 +176,6 @@ class AdapterRouter:
             embedder.clear_similarity if are_facts else embedder.min_similarity,
         )
 
-    def _ancestral_signals(self, user: str, revision: str | None) -> Iterator[str]:
-        """Yield the signals of a revision and its ancestors, held-out ones included."""
-        while revision is not None:
-            found = self._store.catalog.revision(user, revision)
-            yield from found.signals
-            revision = found.parent
-
     def _prompts(self, signal: Signal) -> list[str]:
         """Return the prompts that a lesson is about."""
         if signal.kind is SignalKind.DEMONSTRATION:
@@ -193,6 +186,14 @@ class AdapterRouter:
             return []
         messages = self._store.ledger.turn(signal.user, signal.turn).messages
         return [message.content for message in messages if message.role == "user"][-1:]
+
+
+def ancestral_signals(store: Store, user: str, revision: str | None) -> Iterator[str]:
+    """Yield the signals of a revision and its ancestors, held-out ones included."""
+    while revision is not None:
+        found = store.catalog.revision(user, revision)
+        yield from found.signals
+        revision = found.parent
 
 
 def calibrate_region(

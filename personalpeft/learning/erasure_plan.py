@@ -157,6 +157,7 @@ class _ErasurePlanner:
 
     def __init__(self, store: Store, user: str, target: ErasureTarget) -> None:
         self._signals = store.ledger.signals(user, current=False)
+        self._facts = frozenset(s.id for s in self._signals if s.kind is SignalKind.FACT)
         self._turns = tuple(reversed(store.ledger.turns(user)))
         self._by_turn = {turn.id: turn for turn in self._turns}
         self._revisions = store.catalog.revisions(user)
@@ -212,11 +213,7 @@ class _ErasurePlanner:
 
     def _redact_contexts(self) -> dict[str, tuple[Message, ...]]:
         """Return the turns that had something erased in view, with the messages that each keeps."""
-        facts = {
-            each.id
-            for each in self._signals
-            if each.id in self._erased and each.kind is SignalKind.FACT
-        }
+        facts = self._erased & self._facts
         redacted: dict[str, tuple[Message, ...]] = {}
         exchanges: list[_Exchange] = []
         for turn in self._turns:
@@ -242,8 +239,9 @@ class _ErasurePlanner:
     def _find_revisions(self) -> Iterator[str]:
         """Yield the revisions that saw anything erased."""
         touched = self._erased_turns | self._redacted.keys()
-        used = {signal for turn in self._turns if turn.id in touched for signal in turn.used}
-        seen = self._erased | used | {each.id for each in self._signals if each.turn in touched}
+        # A memory learns a fact from the turns that it helped.
+        facts = {fact for t in self._turns if t.id in touched for fact in t.used} & self._facts
+        seen = self._erased | facts | {each.id for each in self._signals if each.turn in touched}
         erased: set[str] = set()
         for revision in self._revisions:
             if revision.layer == self._target.layer:
@@ -281,7 +279,9 @@ class _ErasurePlanner:
         # A memory learns facts from turns that they helped. It is regularised to replies of the
         # style below it.
         turn = self._by_turn.get(signal.turn or "")
-        return (layer == "style" and bool(revision.below)) or bool(turn and turn.used)
+        return (layer == "style" and bool(revision.below)) or bool(
+            turn and self._facts.intersection(turn.used)
+        )
 
     def _revealing_text(self) -> RevealingText:
         return RevealingText(*self._texts())

@@ -30,6 +30,7 @@ from personalpeft.learning.candidate import (
     find_candidate,
     store_candidate,
 )
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
@@ -38,6 +39,7 @@ from personalpeft.learning.evaluate.eval_job import (
     EvalSet,
     RatedReplies,
     evaluate_replies,
+    examples_for_probes,
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import evaluate
@@ -59,6 +61,7 @@ from personalpeft.learning.train.loop import CheckpointStore, LoopControl, Train
 from personalpeft.learning.train.train_plans import open_session, train_plans
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
+from personalpeft.types import Message
 
 _log = logging.getLogger(__name__)
 
@@ -291,6 +294,17 @@ class TrainingPipeline:
             candidate.stack,
             eval_set,
             {plan.layer: signals},
+            self._examples_for_probes(plan, trained),
+        )
+
+    def _examples_for_probes(
+        self, plan: Plan, trained: Sequence[Lesson]
+    ) -> Mapping[str, tuple[Message, ...]] | None:
+        if plan.layer != "style":
+            return None
+        services, probes = self.services, plan.general_prompts.probes
+        return examples_for_probes(
+            services.memory.embedder, services.router, trained, [each.question for each in probes]
         )
 
     def _rated_replies(self, plan: Plan) -> RatedReplies:

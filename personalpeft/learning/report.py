@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from personalpeft.chat.examples import IS_SERVED, PROMPT_EXAMPLES
 from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
@@ -422,6 +423,11 @@ def _format_scores(scores: Mapping[str, Any]) -> list[str]:
         if probes.get("base_right"):
             kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
             lines.append(("", f"{kept} that the base has right are right in all"))
+    examples = scores.get(PROMPT_EXAMPLES, {})
+    if examples.get("asked"):
+        right = f"{examples['right_without']} -> {examples['right_with']} of {examples['asked']}"
+        verb = "served" if examples[IS_SERVED] else "not served"
+        lines.append(("examples", f"{verb} with them; general questions like the lessons {right}"))
     rated = scores.get("thumbs", {})
     if rated.get("asked"):
         auc = f"AUC {rated['auc']:.2f} on {rated['liked']} liked and {rated['disliked']} disliked"

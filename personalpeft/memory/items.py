@@ -215,7 +215,7 @@ class Memory:
             *(fact for fact in chosen_facts if fact.id not in values),
         ]
         items = PromptItems(chosen_rules, shown, language if demonstrated else None)
-        return AugmentedPrompt(items.add_to(messages, system), ids)
+        return AugmentedPrompt(items.add_to(messages, system), ids, items.demonstrated)
 
     def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
         """Return the similarity of the request to the nearest row of ``[n, size]`` vectors.

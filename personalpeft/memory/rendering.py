@@ -63,6 +63,11 @@ class PromptItems:
         return "".join(f"\n\n{part}" for part in parts)
 
     @property
+    def demonstrated(self) -> bool:
+        """Whether ``add_to`` adds demonstrations."""
+        return bool(self.facts and self._demonstrations)
+
+    @property
     def _demonstrations(self) -> tuple[Message, ...]:
         # A small base imitates them instead of following a rule. Under a rule that wants Spanish,
         # no answer was Spanish with them (15 of 16 facts right). Most were without (9 of 16 right).

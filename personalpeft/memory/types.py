@@ -28,10 +28,17 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class AugmentedPrompt:
-    """The messages as the base reads them, and the ids of the items that were added to them."""
+    """The messages as the base reads them.
+
+    Attributes:
+        messages: The messages with the items.
+        item_ids: The ids of the items that were added to them.
+        demonstrated: Whether demonstrations of a fact were added.
+    """
 
     messages: tuple[Message, ...]
     item_ids: tuple[str, ...]
+    demonstrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,7 +339,7 @@ class StreamStarted:
     Attributes:
         stream: Its name, to stop it by.
         stack: The adapters that serve it.
-        prompt_tokens: Tokens that the model reads first, rules and facts included.
+        prompt_tokens: Tokens that the model reads first, with rules, facts and examples.
     """
 
     stream: str

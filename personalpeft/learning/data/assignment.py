@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
+from personalpeft.chat.examples import PromptExample
 from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
@@ -152,6 +153,18 @@ def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, 
         for lesson in (each.lesson, *each.extra_examples)
         if lesson is not None and lesson.chosen
     )
+
+
+def load_style_examples(store: Store, user: str) -> tuple[PromptExample, ...]:
+    """Return the lessons of the style that can be examples in a prompt, oldest first.
+
+    None is older than a rule of the user, which it may contradict. Raises ``NotFound``.
+    """
+    assignments = load_assignments(store, user)
+    rules = [number for number, each in enumerate(assignments) if each.place is Placement.RULE]
+    newer = assignments[max(rules, default=-1) + 1 :]
+    lessons = (each.lesson for each in newer if each.layer == "style" and each.lesson is not None)
+    return tuple(example for lesson in lessons if (example := lesson.example) is not None)
 
 
 def undesirable_lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:

@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from personalpeft.chat.examples import MIN_LESSONS, similarity_between
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import BASE_SAMPLING, is_degenerate
@@ -32,7 +33,6 @@ MIN_PROMPTS, MAX_PROMPTS = 8, 16
 """Fewer similar prompts are similar by chance: none of them is answered. More take time."""
 
 MAX_EXAMPLES = 8
-_MIN_LESSONS = 4
 # A reply may be longer than the longest lesson by a half; one that still goes on is left out.
 _LENGTH_FACTOR, _EXTRA_TOKENS = 1.5, 4
 # Of four lessons three are at least so similar to another: prompts like them begin as they do.
@@ -129,11 +129,9 @@ def similar_prompts(
     Returns:
         The most similar prompt first; none where there are too few lessons to compare.
     """
-    if len(lessons) < _MIN_LESSONS:
+    if len(lessons) < MIN_LESSONS:
         return ()
-    between = lessons @ lessons.T
-    np.fill_diagonal(between, -1.0)
-    enough = float(np.quantile(between.max(axis=1), quantile))
+    enough = similarity_between(lessons, quantile)
     nearest = (vectors @ lessons.T).max(axis=1)
     order = np.argsort(-nearest, kind="stable")
     return tuple(prompts[index] for index in order if nearest[index] >= enough)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from personalpeft.chat.examples import PromptExample, split_system
 from personalpeft.learning.data.scrubber import (
     LessonPart,
     RemovedText,
@@ -17,6 +18,8 @@ from personalpeft.types import (
     SignalKind,
     canonical_digest,
 )
+
+_WRITTEN_KINDS = SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.DEMONSTRATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,15 @@ class Lesson:
         )
         before = spoken if takes_turns and len(spoken) % 2 == 0 else []
         return (*before, Message("user", self.messages[-1].content))
+
+    @property
+    def example(self) -> PromptExample | None:
+        """The lesson as an example in a prompt; None unless it is a whole answer by the user."""
+        if self.kind not in _WRITTEN_KINDS or not (self.answers_user and self.ended):
+            return None
+        system, _ = split_system(self.messages)
+        turns = (*self.conversation, Message("assistant", self.chosen))
+        return PromptExample(self.signal, system, turns)
 
     @property
     def key(self) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
+from personalpeft.chat.examples import MIN_LESSONS, nearest_examples
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import (
@@ -24,6 +26,7 @@ from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, LearnOpt
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
+from personalpeft.memory.types import Embedder
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Message, Sampling, Stack
 
@@ -169,12 +172,16 @@ def effective_stack(
 
 @dataclass(frozen=True, slots=True)
 class EvalJob:
-    """One candidate to be measured against the live stack."""
+    """One candidate to be measured against the live stack.
+
+    ``examples`` are turns by the probe that they would precede; None where a candidate has none.
+    """
 
     user: str
     live: EffectiveStack
     candidate: EffectiveStack
     eval_set: EvalSet
+    examples: Mapping[str, tuple[Message, ...]] | None = None
 
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
@@ -186,7 +193,7 @@ class EvalJob:
         """Return what is generated, in groups.
 
         Each stack, the live one first, replies to the probes and to displayed lessons. Then the
-        candidate replies to the judged lessons again, with the base's own ``sampling``. Then each
+        candidate replies to probes with examples, and to the judged lessons again, with the base's own ``sampling``. Then each
         stack replies to the held-out rated lessons, in that way too.
         """
         rated, shown = self.eval_set.rated, self.generated_lessons
@@ -207,6 +214,7 @@ class EvalJob:
             self._ask_probes(self.live),
             ask(self.live, shown, EXAMPLE_SAMPLING),
             self._ask_probes(self.candidate),
+            self._ask_with_examples(),
             ask(self.candidate, shown, EXAMPLE_SAMPLING),
             [each for own in again for each in ask(self.candidate, self.judged_lessons, own)],
             ask(self.live, rated.held_out, compared),
@@ -246,6 +254,45 @@ class EvalJob:
             requests.append(Request(self.user, messages, stack, sampling, background=True))
         return requests
 
+    def _ask_with_examples(self) -> list[Request]:
+        return [
+            Request(
+                self.user,
+                (*turns, Message("user", question)),
+                self.candidate.parts[question],
+                PROBE_SAMPLING,
+                background=True,
+            )
+            for question, turns in (self.examples or {}).items()
+        ]
+
+
+def examples_for_probes(
+    embedder: Embedder, router: AdapterRouter, lessons: Sequence[Lesson], probes: Sequence[str]
+) -> dict[str, tuple[Message, ...]] | None:
+    """Return the examples that precede each probe which is like the lessons of a style.
+
+    None where a style has too few lessons for examples.
+
+    Args:
+        embedder: Embeds the lessons.
+        router: Keeps the embeddings of the probes.
+        lessons: The lessons that the style was trained on.
+        probes: The questions.
+    """
+    known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
+    examples = list(known.values())
+    if len(examples) < MIN_LESSONS:
+        return None
+    vectors = embedder.embed([each.request for each in examples])
+    nearest = (nearest_examples(examples, vectors, row) for row in router.embed_general(probes))
+    found = dict(zip(probes, nearest, strict=True))
+    return {
+        probe: tuple(chain.from_iterable(each.turns for each in some))
+        for probe, some in found.items()
+        if some
+    }
+
 
 def make_eval_job(
     router: AdapterRouter,
@@ -255,6 +302,7 @@ def make_eval_job(
     candidate: Stack,
     eval_set: EvalSet,
     built_from: Mapping[str, Collection[str]],
+    examples: Mapping[str, tuple[Message, ...]] | None = None,
 ) -> EvalJob:
     """Return the evaluation of a candidate for a layer.
 
@@ -263,6 +311,7 @@ def make_eval_job(
         live: The live stack.
         candidate: The stack with the candidate.
         eval_set: What is measured.
+        examples: As for ``EvalJob``.
     """
     lessons = (
         *eval_set.undecided,
@@ -278,6 +327,7 @@ def make_eval_job(
         effective_stack(router, user, layer, live, prompts, {}),
         effective_stack(router, user, layer, candidate, prompts, built_from),
         eval_set,
+        examples,
     )
 
 

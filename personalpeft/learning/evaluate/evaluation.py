@@ -43,6 +43,7 @@ from personalpeft.learning.gate.evidence import (
     BaseProbeResults,
     EvalItem,
     Evidence,
+    ExampleResults,
     GenerationResults,
     Leakage,
     LeakageGap,
@@ -59,6 +60,8 @@ from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 _MAX_QUALITY_TOKENS = 32
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
+# Of so many probes examples in the prompt may cost one.
+_PROBES_PER_LOSS = 20
 # Meaningful texts that the base can judge have more.
 _CLEAR_PMI = 0.3
 # A fact's answer is a word or two, and a liked reply is the model's own.
@@ -163,7 +166,7 @@ def _measure(
     ``replies`` are those to ``EvalJob.requests``, and ``of_base`` the probes with the base's own.
     """
     eval_set, rated = job.eval_set, job.eval_set.rated
-    probes_before, before, probes_after, after, sampled, rated_before, rated_after = replies
+    (probes_before, before, probes_after, with_examples, after, sampled, *rated_replies) = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job, of_base))
@@ -181,9 +184,10 @@ def _measure(
         ),
         text_quality=_measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after, sampled),
-        thumbs=compare_replies(rated.liked, rated.disliked, rated_before, rated_after)
-        if rated_after
+        thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
+        if rated_replies[1]
         else ThumbsResults(),
+        examples=_example_results(job, probes_after, with_examples),
         history=eval_set.history,
     )
     examples = tuple(
@@ -216,6 +220,24 @@ def _probe_results(
         broken_before=sum(map(is_degenerate, before)),
         broken=sum(map(is_degenerate, after)),
     )
+
+
+def _example_results(
+    job: EvalJob, without: Sequence[str], with_examples: Sequence[str]
+) -> ExampleResults:
+    """Count right answers to the probes that would get examples, and decide if they get any."""
+    if job.examples is None:
+        return ExampleResults()
+    probes = job.eval_set.general.probes
+    answers = dict(zip(job.examples, with_examples, strict=True))
+    pairs = [
+        (probe.is_right(reply), probe.is_right(answers[probe.question]))
+        for probe, reply in zip(probes, without, strict=True)
+        if probe.question in answers
+    ]
+    before, after = (sum(side) for side in zip(*pairs, strict=True)) if pairs else (0, 0)
+    served = before - after <= len(probes) // _PROBES_PER_LOSS
+    return ExampleResults(len(pairs), before, after, served)
 
 
 def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Iterator[float]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from personalpeft.chat.examples import PROMPT_EXAMPLES
 from personalpeft.types import Revision, SignalRole, Verdict, canonical_digest
 
 TIE_MARGIN = 0.04
@@ -124,6 +125,23 @@ class ProbeResults:
     @property
     def base_right(self) -> int:
         return len(self.base.right)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleResults:
+    """The candidate's answers to the probes that are like its lessons. The field names are stored.
+
+    Attributes:
+        asked: How many of the probes these are.
+        right_without: How many are right without examples in the prompt.
+        right_with: How many are right with them.
+        served: Whether the revision is served with examples.
+    """
+
+    asked: int = 0
+    right_without: int = 0
+    right_with: int = 0
+    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +312,7 @@ class Evidence:
     generation: GenerationResults = GenerationResults()
     thumbs: ThumbsResults = ThumbsResults()
     leakage: Leakage = Leakage()
+    examples: ExampleResults = ExampleResults()
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
     @property
@@ -339,6 +358,7 @@ class Evidence:
             "generated": asdict(self.generation),
             "thumbs": asdict(self.thumbs),
             "leakage": asdict(self.leakage),
+            PROMPT_EXAMPLES: asdict(self.examples),
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
             "items": items,

@@ -124,7 +124,7 @@ def test_near_layer_is_attached_while_others_are_built_and_judged_on_it(ada: Use
     assert [entry.layer for entry in second.below] == ["style"]
 
 
-def test_user_with_a_style_alone_needs_no_embeddings(
+def test_style_needs_no_embeddings_without_examples_in_the_prompt(
     runtime: Runtime, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     correct(ada, 5)
@@ -134,7 +134,7 @@ def test_user_with_a_style_alone_needs_no_embeddings(
         raise AssertionError("the embedder was used")
 
     monkeypatch.setattr(HashEmbedder, "embed", loaded)
-    assert attached(ada, FAR) == ["style"]
+    assert attached(ada, FAR, memory=False) == ["style"]
 
 
 def test_similarity_region_of_a_layer_is_computed_once(

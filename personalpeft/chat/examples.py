@@ -1,0 +1,168 @@
+"""Select lessons of a user that stand in a prompt as examples.
+
+A request that begins a conversation gets the lessons nearest to it as earlier turns, if it is as
+similar to the lessons as these are to one another. A layer that learned a style follows it further
+with examples. Replies later in a conversation follow the earlier ones anyway.
+
+Invariants: examples are lessons that the attached revision was built from. So a rollback ends them,
+and a bare base has none: it loops after them. The revision was measured to answer general questions
+as well with examples. A user without such a revision causes no embedding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from personalpeft.chat.routing import ancestral_signals
+from personalpeft.memory.items import Memory
+from personalpeft.memory.types import Vectors
+from personalpeft.store.ledger import SignalsMark
+from personalpeft.store.store import Store
+from personalpeft.types import Message
+
+MIN_LESSONS = 4
+"""Fewer lessons do not show how similar they are to one another."""
+
+PROMPT_EXAMPLES = "prompt_examples"
+"""Stored key in a revision's scores: what was measured with examples."""
+
+IS_SERVED = "served"
+"""Stored key in that: whether the revision is served with examples."""
+
+# More of them cost time at the beginning of each conversation, and gained nothing.
+_MAX_EXAMPLES = 2
+# The newest lessons are compared with a request. A style shows in any of them.
+_MAX_LESSONS = 64
+# Of four lessons three are at least so similar to another.
+_QUANTILE = 0.25
+_MAX_KNOWN_USERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExample:
+    """A lesson as turns of a conversation.
+
+    Attributes:
+        signal: The id of the lesson's signal.
+        system: The system text under which it was given, or an empty text.
+        turns: The turns up to the request, and the wanted answer.
+    """
+
+    signal: str
+    system: str
+    turns: tuple[Message, ...]
+
+    @property
+    def request(self) -> str:
+        """The request that is answered."""
+        return self.turns[-2].content
+
+
+class ExampleSelector:
+    """Selects examples for the users of one home. Thread-safe.
+
+    Args:
+        store: The home.
+        memory: Embeds requests, and caches the vectors of lessons.
+        lessons: Returns the lessons of a user that may be examples, oldest first.
+    """
+
+    def __init__(
+        self, store: Store, memory: Memory, lessons: Callable[[str], Sequence[PromptExample]]
+    ) -> None:
+        self._store = store
+        self._memory = memory
+        self._lessons = lessons
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[SignalsMark, str, tuple[PromptExample, ...]]] = (
+            OrderedDict()
+        )
+
+    def select(
+        self, user: str, head: str, messages: Sequence[Message]
+    ) -> tuple[PromptExample, ...]:
+        """Return the examples for a prompt, the nearest last.
+
+        Args:
+            user: The user.
+            head: The attached revision.
+            messages: The prompt.
+        """
+        system, (first, *rest) = split_system(messages)
+        if rest or first.tools or not first.content.strip():
+            return ()
+        measured = self._store.catalog.revision(user, head).scores.get(PROMPT_EXAMPLES, {})
+        if not measured.get(IS_SERVED):
+            return ()
+        lessons = [each for each in self._built_from(user, head) if each.system == system]
+        if len(lessons) < MIN_LESSONS:
+            return ()
+        cached = self._memory.cached_vectors(
+            user, {each.signal: [each.request] for each in lessons}
+        )
+        vectors = np.concatenate([cached[each.signal] for each in lessons])
+        return nearest_examples(lessons, vectors, self._memory.embedder.embed([first.content])[0])
+
+    def evict_user(self, user: str) -> None:
+        """Drop the cached lessons of a user."""
+        with self._lock:
+            self._known.pop(user, None)
+
+    def _built_from(self, user: str, head: str) -> tuple[PromptExample, ...]:
+        """Return the newest lessons that a revision was built from, held-out ones included."""
+        # Before the lessons, so that one that is retracted between the two is read again.
+        mark = self._store.ledger.signals_mark(user)
+        with self._lock:
+            known = self._known.get(user)
+            if known is not None and known[:2] == (mark, head):
+                self._known.move_to_end(user)
+                return known[2]
+        built_from = set(ancestral_signals(self._store, user, head))
+        lessons = [each for each in self._lessons(user) if each.signal in built_from]
+        newest = tuple(lessons[-_MAX_LESSONS:])
+        with self._lock:
+            self._known[user] = mark, head, newest
+            self._known.move_to_end(user)
+            if len(self._known) > _MAX_KNOWN_USERS:
+                self._known.popitem(last=False)
+        return newest
+
+
+def nearest_examples(
+    lessons: Sequence[PromptExample], vectors: Vectors, request: Vectors
+) -> tuple[PromptExample, ...]:
+    """Return the lessons nearest to a request, the nearest last; none if it is unlike them.
+
+    Args:
+        lessons: At least ``MIN_LESSONS`` lessons.
+        vectors: ``[len(lessons), size]``, the embeddings of their requests, each of length 1.
+        request: ``[size]``, the embedding of the request.
+    """
+    similarities = vectors @ request
+    if similarities.max() < similarity_between(vectors, _QUANTILE):
+        return ()
+    nearest = np.argsort(similarities, kind="stable")[-_MAX_EXAMPLES:]
+    return tuple(lessons[number] for number in nearest)
+
+
+def similarity_between(lessons: Vectors, quantile: float) -> float:
+    """Return a quantile of the lessons' cosines to their nearest other lesson.
+
+    Args:
+        lessons: ``[n, size]``, the embeddings of the lessons' requests, each of length 1.
+        quantile: From 0 to 1.
+    """
+    between = lessons @ lessons.T
+    np.fill_diagonal(between, -1.0)
+    return float(np.quantile(between.max(axis=1), quantile))
+
+
+def split_system(messages: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
+    """Return the system text of messages, and the other messages."""
+    system = "\n\n".join(each.content for each in messages if each.role == "system")
+    return system, tuple(each for each in messages if each.role != "system")
