@@ -94,7 +94,7 @@ class ExampleSelector:
             messages: The prompt.
         """
         system, (first, *rest) = split_system(messages)
-        if rest or first.tools or not first.content.strip():
+        if rest or first.role != "user" or first.tools or not first.content.strip():
             return ()
         measured = self._store.catalog.revision(user, head).scores.get(PROMPT_EXAMPLES, {})
         if not measured.get(IS_SERVED):
