@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.errors import MissingPackage
 from personalpeft.memory.calibration import load_calibration
 from personalpeft.memory.types import Vectors
@@ -50,9 +49,7 @@ class MiniLM:
             return np.zeros((0, 384), dtype=np.float32)
         model = self._load()
         # One text at a time: padding of a batch changes the last bits of its vectors.
-        vectors = [model.encode(text) for text in texts]
-        release_threads()
-        return np.stack(vectors).astype(np.float32)
+        return np.stack([model.encode(text) for text in texts]).astype(np.float32)
 
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` similarities, calibrated by language."""
@@ -135,9 +132,12 @@ class _SentenceTransformerModel:
                 logging.enable_progress_bar()
 
     def encode(self, text: str) -> Vectors:
+        from personalpeft.backends.torch.openmp import release_threads
+
         vector: Vectors = self._model.encode(
             text, normalize_embeddings=True, show_progress_bar=False
         )
+        release_threads()
         return vector
 
     def tokens(self, text: str) -> int:

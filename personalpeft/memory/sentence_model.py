@@ -1,20 +1,21 @@
-"""A BERT sentence model in plain torch, for models with mean pooling.
+"""A BERT sentence model in numpy, for models with mean pooling.
 
-It gives the vectors of sentence-transformers, up to rounding. Importing that package takes longer
-than the rest of a start.
+It gives the vectors of sentence-transformers, up to rounding. Importing that package, or torch,
+takes longer than the rest of a start.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
+import numpy as np
+from safetensors.numpy import load_file
+from scipy.special import erf
+from threadpoolctl import ThreadpoolController
 from tokenizers import Tokenizer
-from torch import Tensor
-from torch.nn import functional
 
 from personalpeft.memory.types import Vectors
 
@@ -45,7 +46,7 @@ def supports(folder: Path) -> bool:
 
 
 class SentenceModel:
-    """A loaded model. Read-only after loading, so threads may share it."""
+    """A loaded model. Threads may share it."""
 
     def __init__(self, folder: Path) -> None:
         config = _read(folder / "config.json")
@@ -57,6 +58,8 @@ class SentenceModel:
         self._tokenizer.no_padding()
         longest = int(_read(folder / "sentence_bert_config.json")["max_seq_length"])
         self._tokenizer.enable_truncation(longest)
+        self._blas = ThreadpoolController()
+        self._lock = threading.Lock()
 
     def tokens(self, text: str) -> int:
         """Return how many tokens the model reads, with the two that frame the text."""
@@ -64,41 +67,56 @@ class SentenceModel:
 
     def encode(self, text: str) -> Vectors:
         """Return the text's vector, of length 1."""
-        tokens = torch.tensor(self._tokenizer.encode(text).ids)
-        with torch.inference_mode():
-            states = self._embed(tokens)
-            for layer in range(self._layers):
-                states = self._block(f"encoder.layer.{layer}", states)
-            vector: Vectors = functional.normalize(states.mean(dim=0), dim=0).numpy()
+        tokens = self._tokenizer.encode(text).ids
+        # Two threads take three times as long beside other programs, and gain nothing elsewhere.
+        # The lock: whichever of two blocks ends last would set the limit that it began with.
+        with self._lock, self._blas.limit(limits=1, user_api="blas"):
+            return self._vector(tokens)
+
+    def _vector(self, tokens: list[int]) -> Vectors:
+        states = self._embed(tokens)
+        for layer in range(self._layers):
+            states = self._block(f"encoder.layer.{layer}", states)
+        mean = states.mean(axis=0)
+        vector: Vectors = mean / np.linalg.norm(mean)
         return vector
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: list[int]) -> Vectors:
         words, kinds, positions = (
             self._weights[f"embeddings.{name}_embeddings.weight"]
             for name in ("word", "token_type", "position")
         )
         return self._norm("embeddings", words[tokens] + kinds[0] + positions[: len(tokens)])
 
-    def _block(self, name: str, states: Tensor) -> Tensor:
+    def _block(self, name: str, states: Vectors) -> Vectors:
+        count, size = states.shape
         query, key, value = (
             self._linear(f"{name}.attention.self.{part}", states)
-            .unflatten(-1, (self._heads, -1))
-            .transpose(0, 1)
+            .reshape(count, self._heads, -1)
+            .swapaxes(0, 1)
             for part in ("query", "key", "value")
         )
-        mixed = functional.scaled_dot_product_attention(query[None], key[None], value[None])[0]
-        mixed = self._linear(f"{name}.attention.output.dense", mixed.transpose(0, 1).flatten(1))
+        scores = query @ key.swapaxes(1, 2) / np.float32((size / self._heads) ** 0.5)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed = (weights @ value).swapaxes(0, 1).reshape(count, size)
+        mixed = self._linear(f"{name}.attention.output.dense", mixed)
         states = self._norm(f"{name}.attention.output", mixed + states)
-        inner = functional.gelu(self._linear(f"{name}.intermediate.dense", states))
+        inner = self._linear(f"{name}.intermediate.dense", states)
+        inner *= (1 + erf(inner / np.float32(2**0.5))) / 2
         return self._norm(f"{name}.output", self._linear(f"{name}.output.dense", inner) + states)
 
-    def _linear(self, name: str, states: Tensor) -> Tensor:
+    def _linear(self, name: str, states: Vectors) -> Vectors:
         weights = self._weights
-        return functional.linear(states, weights[f"{name}.weight"], weights[f"{name}.bias"])
+        product: Vectors = states @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+        return product
 
-    def _norm(self, name: str, states: Tensor) -> Tensor:
+    def _norm(self, name: str, states: Vectors) -> Vectors:
         weight, bias = (self._weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
-        return functional.layer_norm(states, weight.shape, weight, bias, self._epsilon)
+        centered = states - states.mean(axis=-1, keepdims=True)
+        variance = np.square(centered).mean(axis=-1, keepdims=True)
+        normed: Vectors = centered / np.sqrt(variance + np.float32(self._epsilon)) * weight + bias
+        return normed
 
 
 def _read(path: Path) -> Any:
