@@ -55,13 +55,16 @@ def learned_home(tmp_path_factory: pytest.TempPathFactory, tiny_base: Base) -> P
 
 
 @pytest.mark.usefixtures("learned_home")
-def test_chat_on_llamacpp_loads_no_torch(home: Path, tmp_path: Path, shared_cache: Path) -> None:
+def test_chat_on_llamacpp_with_a_fact_loads_no_torch(home: Path, tmp_path: Path, shared_cache: Path) -> None:
     # The user has a live layer, so that an adapter is attached.
     card = quick_card(tmp_path)
     program = f"""
 import personalpeft, sys
 with personalpeft.open({str(home)!r}, {str(card)!r}, "llamacpp") as runtime:
-    reply = runtime.user("ada").chat("hello", memory=False)
+    ada = runtime.user("ada")
+    ada.remember("My dog is called Biscuit.")
+    reply = ada.chat("What is my dog called?")
+    assert ada.why(reply).items
     print(len(reply.stack.entries), *[name for name in ("torch", "transformers") if name in sys.modules])
 """
     done = subprocess.run(
