@@ -206,13 +206,13 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{100 * recall['adapter']:.0f} % recalled; base {100 * recall['base']:.0f} %",
         "learn-twelve",
     )
-    prose = results["edits-zen3"]["styles"]
+    prose = results["edits-amx"]["styles"]
     asked, base, greedy = (sum(each[key] for each in prose) for key in ("asked", "base", "greedy"))
     yield (
         "bench edits",
         "realistic edits of prose, unseen replies in the style",
         f"{greedy} of {asked}; base {base}",
-        "edits-zen3",
+        "edits-amx",
     )
     gate, nulls = results["gate-eighty"], results["nulls-zen4"]["kinds"].values()
     yield (
