@@ -55,7 +55,9 @@ def learned_home(tmp_path_factory: pytest.TempPathFactory, tiny_base: Base) -> P
 
 
 @pytest.mark.usefixtures("learned_home")
-def test_chat_on_llamacpp_with_a_fact_loads_no_torch(home: Path, tmp_path: Path, shared_cache: Path) -> None:
+def test_chat_on_llamacpp_with_a_fact_loads_no_torch(
+    home: Path, tmp_path: Path, shared_cache: Path
+) -> None:
     # The user has a live layer, so that an adapter is attached.
     card = quick_card(tmp_path)
     program = f"""
