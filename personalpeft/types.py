@@ -27,6 +27,12 @@ TRAINS = "trains"
 """Key in the payload of a signal: whether layers may be trained on it. It is stored with the signal,
 so that every program on a home treats it alike. Without it the source decides."""
 
+PROMPT_EXAMPLES = "prompt_examples"
+"""Stored key in a revision's scores: what was measured with examples."""
+
+IS_SERVED = "served"
+"""Stored key in that: whether the revision is served with examples."""
+
 APP_SOURCE = "app"
 USER_SOURCE = "person"
 """The ``source`` of a signal from the user. Any other source names an app or a judge."""
@@ -205,6 +211,12 @@ class Stack:
         return all(entry.weight == 0 for entry in self.entries)
 
 
+def split_system(messages: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
+    """Return the system text of messages, and the other messages."""
+    system = "\n\n".join(each.content for each in messages if each.role == "system")
+    return system, tuple(each for each in messages if each.role != "system")
+
+
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
     """The last message of a prompt and the answer to it; ``before`` are the earlier messages."""
@@ -212,6 +224,26 @@ class PromptResponse:
     request: str
     answer: str
     before: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExample:
+    """A lesson as turns of a conversation.
+
+    Attributes:
+        signal: The id of the lesson's signal.
+        system: The system text under which it was given, or an empty text.
+        turns: The turns up to the request, and the wanted answer.
+    """
+
+    signal: str
+    system: str
+    turns: tuple[Message, ...]
+
+    @property
+    def request(self) -> str:
+        """The request that is answered."""
+        return self.turns[-2].content
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,16 +22,10 @@ from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Vectors
 from personalpeft.store.ledger import SignalsMark
 from personalpeft.store.store import Store
-from personalpeft.types import Message
+from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
 
 MIN_LESSONS = 4
 """Fewer lessons do not show how similar they are to one another."""
-
-PROMPT_EXAMPLES = "prompt_examples"
-"""Stored key in a revision's scores: what was measured with examples."""
-
-IS_SERVED = "served"
-"""Stored key in that: whether the revision is served with examples."""
 
 # More of them cost time at the beginning of each conversation, and gained nothing.
 _MAX_EXAMPLES = 2
@@ -41,26 +34,6 @@ _MAX_LESSONS = 64
 # Of four lessons three are at least so similar to another.
 _QUANTILE = 0.25
 _MAX_KNOWN_USERS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PromptExample:
-    """A lesson as turns of a conversation.
-
-    Attributes:
-        signal: The id of the lesson's signal.
-        system: The system text under which it was given, or an empty text.
-        turns: The turns up to the request, and the wanted answer.
-    """
-
-    signal: str
-    system: str
-    turns: tuple[Message, ...]
-
-    @property
-    def request(self) -> str:
-        """The request that is answered."""
-        return self.turns[-2].content
 
 
 class ExampleSelector:
@@ -160,9 +133,3 @@ def similarity_between(lessons: Vectors, quantile: float) -> float:
     between = lessons @ lessons.T
     np.fill_diagonal(between, -1.0)
     return float(np.quantile(between.max(axis=1), quantile))
-
-
-def split_system(messages: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
-    """Return the system text of messages, and the other messages."""
-    system = "\n\n".join(each.content for each in messages if each.role == "system")
-    return system, tuple(each for each in messages if each.role != "system")

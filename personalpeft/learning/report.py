@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.chat.examples import IS_SERVED, PROMPT_EXAMPLES
 from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.scrubber import LessonPart, PersonalDataKind, RemovedText
 from personalpeft.learning.gate.evidence import CONFIRMATION_E_VALUE, Leakage
@@ -25,7 +24,7 @@ from personalpeft.learning.outcomes import (
     render_reasons,
     text_reason,
 )
-from personalpeft.types import Json, Signal, SignalKind, Verdict
+from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Json, Signal, SignalKind, Verdict
 
 _WIDTH = 88
 _EXCERPT_WIDTH = 60

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
-from personalpeft.chat.examples import PromptExample
 from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
@@ -39,6 +38,7 @@ from personalpeft.types import (
     MIN_CLEAR_REWARD,
     USER_SOURCE,
     Message,
+    PromptExample,
     Signal,
     SignalKind,
     Turn,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from personalpeft.chat.examples import PromptExample, split_system
 from personalpeft.learning.data.scrubber import (
     LessonPart,
     RemovedText,
@@ -14,9 +13,11 @@ from personalpeft.learning.data.scrubber import (
 )
 from personalpeft.types import (
     Message,
+    PromptExample,
     PromptResponse,
     SignalKind,
     canonical_digest,
+    split_system,
 )
 
 _WRITTEN_KINDS = SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.DEMONSTRATION

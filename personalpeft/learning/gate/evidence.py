@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from personalpeft.chat.examples import PROMPT_EXAMPLES
-from personalpeft.types import Revision, SignalRole, Verdict, canonical_digest
+from personalpeft.types import PROMPT_EXAMPLES, Revision, SignalRole, Verdict, canonical_digest
 
 TIE_MARGIN = 0.04
 """The margin in nats a token within which a lesson is tied. A base's card may set its own.
