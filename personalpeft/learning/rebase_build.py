@@ -28,9 +28,11 @@ from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
+    EvalJob,
     EvalSet,
     ThrottledScorer,
     effective_stack,
+    examples_for_probes,
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import (
@@ -38,7 +40,7 @@ from personalpeft.learning.evaluate.evaluation import (
     measure_build_leakage,
     score_answers,
 )
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, ExampleResults, Leakage
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
@@ -50,7 +52,7 @@ from personalpeft.learning.train.train_plans import train_alone
 from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import Progress, Stack, StackEntry
+from personalpeft.types import PROMPT_EXAMPLES, Progress, Stack, StackEntry
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
@@ -184,6 +186,7 @@ def _find_or_build(
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     leakage = _measure_leakage(services, candidate, cancelled)
+    examples = _measure_examples(services, candidate, cancelled)
     unjudged = LearnReport(
         user,
         layer,
@@ -191,7 +194,11 @@ def _find_or_build(
         (text_reason(UNJUDGED),),
         services.clock.now(),
         round(services.clock.timer() - plan.began, 3),
-        scores={**candidate.scores, "leakage": asdict(leakage)},
+        scores={
+            **candidate.scores,
+            "leakage": asdict(leakage),
+            PROMPT_EXAMPLES: asdict(examples),
+        },
     )
     revision = candidate.to_revision(unjudged)
     report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
@@ -213,10 +220,45 @@ def _measure_leakage(
         plan.layer,
         candidate.stack,
         [each.messages[-1].content for each in (*trained, *held_out)],
-        {plan.layer: {*plan.signal_roles, *trained_on(services.store, plan.parent)}},
+        {plan.layer: _built_from(services, plan)},
     )
     scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
     return measure_build_leakage(scorer, trained, held_out, effective, plan.recipe.max_length)
+
+
+def _measure_examples(
+    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
+) -> ExampleResults:
+    """Ask a style the general probes with and without examples in the prompt."""
+    plan = candidate.plan
+    if plan.layer != "style":
+        return ExampleResults()
+    probes = [each.question for each in plan.general_prompts.probes]
+    job = make_eval_job(
+        services.router,
+        plan.user,
+        plan.layer,
+        Stack(candidate.stack.base),
+        candidate.stack,
+        EvalSet(undecided=(), retention=(), other_layers=(), general=plan.general_prompts),
+        {plan.layer: _built_from(services, plan)},
+        examples_for_probes(
+            services.memory.embedder, services.router, (*plan.replay, *plan.new_examples), probes
+        ),
+    )
+    return _evaluate_one(services, job, cancelled).examples
+
+
+def _built_from(services: Services, plan: Plan) -> set[str]:
+    return {*plan.signal_roles, *trained_on(services.store, plan.parent)}
+
+
+def _evaluate_one(services: Services, job: EvalJob, cancelled: Callable[[], bool]) -> Evidence:
+    """Return the evidence of one evaluation. Raises its error."""
+    result = evaluate(services, {job.user: job}, cancelled=cancelled)[job.user]
+    if isinstance(result, PersonalPeftError):
+        raise result
+    return result[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,10 +380,7 @@ def measure_general(side: Side, prompts: Sequence[str]) -> Evidence:
     general = load_general_prompts(find_languages(prompts, prompt_languages()))
     eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
     job = make_eval_job(services.router, side.user, "", bare, side.stack, eval_set, {})
-    result = evaluate(services, {side.user: job}, cancelled=side.cancelled)[side.user]
-    if isinstance(result, PersonalPeftError):
-        raise result
-    return result[0]
+    return _evaluate_one(services, job, side.cancelled)
 
 
 def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Question:

@@ -155,6 +155,12 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
     assert not any(each.trained for each in again.layers)
 
 
+def test_style_on_another_base_is_served_with_examples_too(bases_after: Bases) -> None:
+    with bases_after.open(bases_after.second) as (_, ada):
+        reply = ask(ada, "question 2")
+        assert [signal.kind for signal in ada.why(reply).items] == ["edit", "edit"]
+
+
 def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
     bases_after: Bases, tmp_path: Path
 ) -> None:
