@@ -99,7 +99,7 @@ class RemoteStream(Iterator[str]):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that the model reads first, with rules, facts and examples. Sends the request first."""
+        """Tokens that the model reads first, with what was added. Sends the request first."""
         return self._ensure_started().prompt_tokens
 
     @property

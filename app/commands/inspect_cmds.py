@@ -159,8 +159,7 @@ def signals(common: GlobalOptions, everything: bool) -> None:
 def why(common: GlobalOptions, turn: str) -> None:
     """Show what a reply was based on.
 
-    Names its revisions, the feedback that each was trained on, and what is in the
-    prompt.
+    Names its revisions, the feedback that each was trained on, and what is in the prompt.
 
     TURN is an id that ask or turns printed, or its beginning.  [default: last]
     """

@@ -40,7 +40,7 @@ from personalpeft.learning.evaluate.evaluation import (
     measure_build_leakage,
     score_answers,
 )
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, ExampleResults, Leakage
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, PromptExampleResults
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
@@ -186,7 +186,7 @@ def _find_or_build(
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     leakage = _measure_leakage(services, candidate, cancelled)
-    examples = _measure_examples(services, candidate, cancelled)
+    prompt_examples = _measure_prompt_examples(services, candidate, cancelled)
     unjudged = LearnReport(
         user,
         layer,
@@ -197,7 +197,7 @@ def _find_or_build(
         scores={
             **candidate.scores,
             "leakage": asdict(leakage),
-            PROMPT_EXAMPLES: asdict(examples),
+            PROMPT_EXAMPLES: asdict(prompt_examples),
         },
     )
     revision = candidate.to_revision(unjudged)
@@ -226,13 +226,13 @@ def _measure_leakage(
     return measure_build_leakage(scorer, trained, held_out, effective, plan.recipe.max_length)
 
 
-def _measure_examples(
+def _measure_prompt_examples(
     services: Services, candidate: Candidate, cancelled: Callable[[], bool]
-) -> ExampleResults:
+) -> PromptExampleResults:
     """Ask a style the general probes with and without examples in the prompt."""
     plan = candidate.plan
     if plan.layer != "style":
-        return ExampleResults()
+        return PromptExampleResults()
     probes = [each.question for each in plan.general_prompts.probes]
     job = make_eval_job(
         services.router,
@@ -246,7 +246,7 @@ def _measure_examples(
             services.memory.embedder, services.router, (*plan.replay, *plan.new_examples), probes
         ),
     )
-    return _evaluate_one(services, job, cancelled).examples
+    return _evaluate_one(services, job, cancelled).prompt_examples
 
 
 def _built_from(services: Services, plan: Plan) -> set[str]:

@@ -174,14 +174,15 @@ def effective_stack(
 class EvalJob:
     """One candidate to be measured against the live stack.
 
-    ``examples`` are turns by the probe that they would precede; None where a candidate has none.
+    ``prompt_examples`` are turns by the probe that they would precede; None where a candidate has
+    none.
     """
 
     user: str
     live: EffectiveStack
     candidate: EffectiveStack
     eval_set: EvalSet
-    examples: Mapping[str, tuple[Message, ...]] | None = None
+    prompt_examples: Mapping[str, tuple[Message, ...]] | None = None
 
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
@@ -192,9 +193,10 @@ class EvalJob:
     def requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
         """Return what is generated, in groups.
 
-        Each stack, the live one first, replies to the probes and to displayed lessons. Then the
-        candidate replies to probes with examples, and to the judged lessons again, with the base's own ``sampling``. Then each
-        stack replies to the held-out rated lessons, in that way too.
+        Each stack, the live one first, replies to the probes and to displayed lessons. In between
+        the candidate replies to probes with examples in the prompt. Then it replies to the judged
+        lessons again, with the base's own ``sampling``. Then each stack replies to the held-out
+        rated lessons, in that way too.
         """
         rated, shown = self.eval_set.rated, self.generated_lessons
 
@@ -263,7 +265,7 @@ class EvalJob:
                 PROBE_SAMPLING,
                 background=True,
             )
-            for question, turns in (self.examples or {}).items()
+            for question, turns in (self.prompt_examples or {}).items()
         ]
 
 
@@ -302,7 +304,7 @@ def make_eval_job(
     candidate: Stack,
     eval_set: EvalSet,
     built_from: Mapping[str, Collection[str]],
-    examples: Mapping[str, tuple[Message, ...]] | None = None,
+    prompt_examples: Mapping[str, tuple[Message, ...]] | None = None,
 ) -> EvalJob:
     """Return the evaluation of a candidate for a layer.
 
@@ -311,7 +313,7 @@ def make_eval_job(
         live: The live stack.
         candidate: The stack with the candidate.
         eval_set: What is measured.
-        examples: As for ``EvalJob``.
+        prompt_examples: As for ``EvalJob``.
     """
     lessons = (
         *eval_set.undecided,
@@ -327,7 +329,7 @@ def make_eval_job(
         effective_stack(router, user, layer, live, prompts, {}),
         effective_stack(router, user, layer, candidate, prompts, built_from),
         eval_set,
-        examples,
+        prompt_examples,
     )
 
 

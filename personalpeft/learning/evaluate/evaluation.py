@@ -43,11 +43,11 @@ from personalpeft.learning.gate.evidence import (
     BaseProbeResults,
     EvalItem,
     Evidence,
-    ExampleResults,
     GenerationResults,
     Leakage,
     LeakageGap,
     ProbeResults,
+    PromptExampleResults,
     TextQuality,
     ThumbsResults,
 )
@@ -187,7 +187,7 @@ def _measure(
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
         if rated_replies[1]
         else ThumbsResults(),
-        examples=_example_results(job, probes_after, with_examples),
+        prompt_examples=_prompt_example_results(job, probes_after, with_examples),
         history=eval_set.history,
     )
     examples = tuple(
@@ -222,14 +222,14 @@ def _probe_results(
     )
 
 
-def _example_results(
+def _prompt_example_results(
     job: EvalJob, without: Sequence[str], with_examples: Sequence[str]
-) -> ExampleResults:
+) -> PromptExampleResults:
     """Count right answers to the probes that would get examples, and decide if they get any."""
-    if job.examples is None:
-        return ExampleResults()
+    if job.prompt_examples is None:
+        return PromptExampleResults()
     probes = job.eval_set.general.probes
-    answers = dict(zip(job.examples, with_examples, strict=True))
+    answers = dict(zip(job.prompt_examples, with_examples, strict=True))
     pairs = [
         (probe.is_right(reply), probe.is_right(answers[probe.question]))
         for probe, reply in zip(probes, without, strict=True)
@@ -237,7 +237,7 @@ def _example_results(
     ]
     before, after = (sum(side) for side in zip(*pairs, strict=True)) if pairs else (0, 0)
     served = before - after <= len(probes) // _PROBES_PER_LOSS
-    return ExampleResults(len(pairs), before, after, served)
+    return PromptExampleResults(len(pairs), before, after, served)
 
 
 def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Iterator[float]:

@@ -127,7 +127,7 @@ class ProbeResults:
 
 
 @dataclass(frozen=True, slots=True)
-class ExampleResults:
+class PromptExampleResults:
     """The candidate's answers to the probes that are like its lessons. The field names are stored.
 
     Attributes:
@@ -311,7 +311,7 @@ class Evidence:
     generation: GenerationResults = GenerationResults()
     thumbs: ThumbsResults = ThumbsResults()
     leakage: Leakage = Leakage()
-    examples: ExampleResults = ExampleResults()
+    prompt_examples: PromptExampleResults = PromptExampleResults()
     tasks: Mapping[str, Any] = field(default_factory=dict)  # figures, where ``undecided`` are tasks
 
     @property
@@ -357,7 +357,7 @@ class Evidence:
             "generated": asdict(self.generation),
             "thumbs": asdict(self.thumbs),
             "leakage": asdict(self.leakage),
-            PROMPT_EXAMPLES: asdict(self.examples),
+            PROMPT_EXAMPLES: asdict(self.prompt_examples),
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(items), "version": canonical_digest(sorted(items))[:12]},
             "items": items,
