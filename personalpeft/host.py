@@ -92,12 +92,17 @@ def compilers() -> tuple[str, ...]:
     return () if sys.platform in ("darwin", "win32") else ("c++", "g++", "clang++")
 
 
-@cache
 def loaded_function(name: str) -> Any:
-    """Return a function of a library that this process has loaded, or None."""
+    """Return a function of a library that this process has loaded so far, or None."""
+    return getattr(loaded_libraries(), name, None)
+
+
+@cache
+def loaded_libraries() -> Any:
+    """Return what finds functions in all loaded libraries, or None on a system without it."""
     try:
-        return getattr(ctypes.CDLL(None), name)
-    except (AttributeError, OSError, TypeError):
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):
         return None
 
 

@@ -19,6 +19,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.backends.error_mapping import map_model_errors
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sequence import Request, Tokens
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.engine.core import REOPEN, EngineCore, closed_error
@@ -284,6 +285,8 @@ class Engine(EngineCore):
             QueueFull: The queue, or the user's share of it, has no room; with a hint when to retry.
             ServingFailed: The engine has ended.
         """
+        # This thread waits now. Idle threads of its own would keep those of a step from spinning.
+        release_threads()
         now = self._timer()
         for request in group.requests:
             request.arrived = now

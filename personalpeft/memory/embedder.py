@@ -132,7 +132,7 @@ class _SentenceTransformerModel:
                 logging.enable_progress_bar()
 
     def encode(self, text: str) -> Vectors:
-        from personalpeft.backends.torch.openmp import release_threads
+        from personalpeft.backends.openmp import release_threads
 
         vector: Vectors = self._model.encode(
             text, normalize_embeddings=True, show_progress_bar=False

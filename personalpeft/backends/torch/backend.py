@@ -14,6 +14,7 @@ import torch
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, StagedStack
 from personalpeft.backends.batch_backend import BatchBackend
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
@@ -28,7 +29,6 @@ from personalpeft.backends.torch.device import (
 from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights, default_slots
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
 from personalpeft.backends.torch.training.logprobs import read_outputs

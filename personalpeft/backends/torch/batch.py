@@ -23,6 +23,7 @@ import torch
 
 from personalpeft.backends.base import Occupancy, OutOfBlocks
 from personalpeft.backends.batch_backend import SequenceBatch
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.batch_sampling import sample_tokens
@@ -32,7 +33,6 @@ from personalpeft.backends.torch.host_to_device import to_device
 from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE, AttentionMetadata, PrefillChunk
 
 # Prompt tokens in one step, beside rows that are being decoded and alone. The first limit keeps

@@ -26,8 +26,8 @@ from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn.functional import linear
 
+from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.processor import instruction_sets
-from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.file_system import write_file_atomically
 
 Product: TypeAlias = Callable[[Tensor], Tensor]

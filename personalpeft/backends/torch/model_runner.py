@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from personalpeft import host
+from personalpeft.backends.openmp import limit_threads, release_threads
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.backends.torch.autograd import BlockCheckpoints, differentiable
 from personalpeft.backends.torch.batch_invariant_matmul import ProductChooser
@@ -41,7 +42,6 @@ from personalpeft.backends.torch.mapped_model import (
     fuse_mapped_linears,
     map_other_linears,
 )
-from personalpeft.backends.torch.openmp import limit_threads, release_threads
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.training.fused_modules import RotaryTable, install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence

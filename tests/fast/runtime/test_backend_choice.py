@@ -42,7 +42,7 @@ def test_users_decide_where_no_batch_is_set(tmp_path: Path) -> None:
         for user in ("ada", "bo", "cy"):
             runtime.user(user)
             found.append(runtime.max_requests)
-    assert found == [3, 3, 17]
+    assert found == [3, 3, 33]
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -63,7 +63,7 @@ def test_llamacpp_serves_one_user_of_a_gguf_base_and_torch_many() -> None:
     one = choose_backend("auto", GGUF, None)
     assert (one.name, one.reason) == ("llamacpp", ChoiceReason.FEW_ROWS)
     many = choose_backend("auto", GGUF, 16)
-    assert (many.name, many.reason, many.max_batch) == ("torch", ChoiceReason.MANY_ROWS, 16)
+    assert (many.name, many.reason, many.max_batch) == ("torch", ChoiceReason.MANY_ROWS, 32)
     other = choose_backend("auto", RANDOM, None)
     assert (other.name, other.reason) == ("torch", ChoiceReason.NO_GGUF)
 

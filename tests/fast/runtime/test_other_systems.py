@@ -44,7 +44,7 @@ def other_system(
         monkeypatch.delattr(signal, "SIGBUS")
         monkeypatch.setitem(sys.modules, "fcntl", None)
         monkeypatch.setattr(host, "ctypes", SimpleNamespace(CDLL=_no_global_names))
-    cached = (host.cpu_flags, host.cuda_of_driver, host.cuda_of_torch, host.loaded_function)
+    cached = (host.cpu_flags, host.cuda_of_driver, host.cuda_of_torch, host.loaded_libraries)
     for function in cached:
         function.cache_clear()
     yield name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from serving_makers import (
@@ -94,6 +96,25 @@ def test_a_prompt_is_rendered_once_per_request(
     assert all("user: " in engine.backend.decode(prompt) for prompt in stream.prompts)
     assert all(piece.text for piece in stream if not piece.finish)
     assert rendered == ["one", "two"]
+
+
+def _num_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads in /proc")
+def test_a_caller_keeps_no_threads_of_its_own_while_it_waits(engine: Engine) -> None:
+    """Idle threads of the caller would make those of a step sleep between their loops."""
+    torch = pytest.importorskip("torch")
+    engine.complete([request()])  # Starts the engine's own threads.
+    torch.set_num_threads(2)
+    before = _num_threads()
+    torch.ones(1 << 20).exp_()
+    computing = _num_threads()
+    assert computing == before + 1
+    engine.complete([request()])
+    # The kernel lists a thread that has ended for a moment.
+    wait_until(lambda: _num_threads() == before)
 
 
 def test_order_and_weights_identify_a_stack() -> None:

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.torch.autograd import apply_function, differentiable
 from personalpeft.backends.torch.lora_layers import LoRALinear
-from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.training_ops import (
     AttentionInputs,

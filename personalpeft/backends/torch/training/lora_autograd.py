@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.torch.autograd import apply_function
 from personalpeft.backends.torch.lora_layers import FrozenLinear, ProjectionGroup
-from personalpeft.backends.torch.openmp import limit_threads
 
 
 @dataclass(frozen=True, slots=True)

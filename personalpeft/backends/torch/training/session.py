@@ -25,6 +25,7 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
 )
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.model_runner import ModelRunner
@@ -163,6 +164,8 @@ class TorchSession:
                     maximize=False,
                 )
         self._clear_gradients()
+        # Outside of a pass nothing else ends the threads, and steps of the batch may come before it.
+        release_threads()
         return norm
 
     def weights(self) -> Mapping[str, LoRAWeights]:
