@@ -63,7 +63,7 @@ def test_llamacpp_serves_one_user_of_a_gguf_base_and_torch_many() -> None:
     one = choose_backend("auto", GGUF, None)
     assert (one.name, one.reason) == ("llamacpp", ChoiceReason.FEW_ROWS)
     many = choose_backend("auto", GGUF, 16)
-    assert (many.name, many.reason, many.max_batch) == ("torch", ChoiceReason.MANY_ROWS, 32)
+    assert (many.name, many.reason, many.max_batch) == ("torch", ChoiceReason.MANY_ROWS, 16)
     other = choose_backend("auto", RANDOM, None)
     assert (other.name, other.reason) == ("torch", ChoiceReason.NO_GGUF)
 
