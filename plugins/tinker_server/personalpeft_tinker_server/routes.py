@@ -28,9 +28,9 @@ from personalpeft_tinker_server.codec import (
     read_number,
     write_protobuf,
 )
+from personalpeft_tinker_server.executor import REFUSED
 from personalpeft_tinker_server.futures import QueuedCall
 from personalpeft_tinker_server.service import Service
-from personalpeft_tinker_server.training import REFUSED
 
 T = TypeVar("T")
 PREFIX = "/tinker/api/v1"

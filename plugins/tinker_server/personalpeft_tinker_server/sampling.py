@@ -19,9 +19,9 @@ from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints
 from personalpeft_tinker_server.codec import read, read_tokens
 from personalpeft_tinker_server.database import Database
+from personalpeft_tinker_server.executor import failure
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
 from personalpeft_tinker_server.losses import vocabulary_size
-from personalpeft_tinker_server.training import failure
 
 log = logging.getLogger(__name__)
 

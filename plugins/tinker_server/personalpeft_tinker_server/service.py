@@ -16,10 +16,11 @@ from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints, trained_parts
 from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
+from personalpeft_tinker_server.executor import SILENCE_SECONDS
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.sources import Sources
-from personalpeft_tinker_server.training import SILENCE_SECONDS, Trainer
+from personalpeft_tinker_server.training import Trainer
 
 # Runs with a call in the last minute, of clients that send heartbeats, that one owner may have.
 MAX_RUNS = 16

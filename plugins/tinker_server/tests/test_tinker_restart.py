@@ -23,7 +23,7 @@ from tinker_makers import (
 )
 
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft_tinker_server import database, futures, sampling, service, training
+from personalpeft_tinker_server import database, executor, futures, sampling, service, training
 
 Start = Callable[[], TinkerServer]
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -50,7 +50,7 @@ def test_a_run_continues_as_if_there_had_been_no_restart(
     start: Start, monkeypatch: pytest.MonkeyPatch, store_seconds: float
 ) -> None:
     """With a stored state after each step, and with all calls executed again."""
-    monkeypatch.setattr(training, "STORE_SECONDS", store_seconds)
+    monkeypatch.setattr(executor, "STORE_SECONDS", store_seconds)
     server = start()
     undisturbed, run = (server.session().run() for _ in range(2))
     expected = undisturbed.train(6)
