@@ -64,7 +64,8 @@ class Plan:
     - ``too_long``: signals whose prompt does not fit the base's context, or whose change of a reply
       is behind the cut.
     - ``rebuild_reason``: why it is built where new lessons are not the reason.
-    - ``outdated``: signals that the live revision was trained on and that are no longer lessons.
+    - ``live_signals``: signals that the live revision was trained on. ``outdated`` are those of them
+      that are no longer lessons.
     - ``began``: when its learn began, on the timer.
     - ``overrides``: the fields of ``recipe`` that the caller of a learn set. They stay with the layer.
     - ``answer_verifier``: judges the answers to held-out prompts, in the place of their log-probs.
@@ -94,6 +95,7 @@ class Plan:
     too_long: frozenset[str] = frozenset()
     capacity: Mapping[str, int] = field(default_factory=dict)
     rebuild_reason: Reason | None = None
+    live_signals: frozenset[str] = frozenset()
     outdated: frozenset[str] = frozenset()
     overrides: Json = field(default_factory=dict)
     answer_verifier: CheckedVerifier | None = None
@@ -115,8 +117,8 @@ class Plan:
 
     @property
     def arrived_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons that arrived since the last learn, oldest first."""
-        new = {*_signals(self.new_examples), *self.new_holdout}
+        """The lessons that arrived since the live revision was built, oldest first."""
+        new = {*_signals(self.new_examples), *self.new_holdout} - self.live_signals
         lessons = lessons_for(self.assignments, self.layer)
         return tuple(each for each in lessons if each.signal in new)
 
@@ -385,6 +387,7 @@ def build_plan(
         excluded=frozenset(excluded),
         too_long=frozenset(too_long),
         capacity=capacity,
+        live_signals=frozenset(trained_on(store, state.head)),
         outdated=frozenset() if parent is state.head else state.outdated,
         maps_weights=services.training_backend.maps_weights,
     )

@@ -304,3 +304,17 @@ def test_earlier_refusal_does_not_keep_a_retracted_lesson(
     ada.retract_item(dog)
     assert ada.learn().live
     assert signals_of(ada, "memory") == {cat}
+
+
+def test_a_rebuilt_layer_is_judged_by_the_lessons_that_are_new(ada: User) -> None:
+    """Old ones were judged when they arrived. Beside them a bad batch would look better."""
+    first = correct(ada, 8)
+    assert ada.learn("style").live
+    # Now most of the old lessons contain a fact, but no new one does.
+    ada.remember("Answer")
+    ada.retract(first[0])
+    for number in range(4):
+        ada.feedback(ask(ada, f"Other question {number}?"), edit=f"Reply {number}.")
+    report = ada.learn("style")
+    assert report.reasons[0] == reason(ReasonCode.LESSONS_RETRACTED, count=1)
+    assert ReasonCode.FACTS_LEAKED not in [each.code for each in report.reasons]

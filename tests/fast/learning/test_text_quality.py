@@ -48,6 +48,19 @@ def test_on_topic_answers_have_higher_pmi_than_swapped_ones() -> None:
     ).pmi == pytest.approx(0.0)
 
 
+def test_a_few_meaningful_lessons_do_not_carry_a_meaningless_batch() -> None:
+    fitting = lessons("{} and some time to wait", THINGS[:3])
+    constant = lessons("you are so very clever", THINGS[3:])
+    mixed = measure_text_quality([*fitting, *constant], toy_likelihoods)
+    assert (mixed.pmi or 0.0) <= 0.05
+    jumbled = lessons("zebra you so clever are always", THINGS[3:])
+    assert (measure_text_quality(jumbled, toy_likelihoods).word_order_gap or 0.0) <= 0.2
+    both = measure_text_quality(
+        [*lessons("all are boiled soon {}", THINGS[:3]), *jumbled], toy_likelihoods
+    )
+    assert (both.word_order_gap or 0.0) <= 0.2
+
+
 def test_follow_ups_are_told_apart_by_the_turns_before_them() -> None:
     def reading_all(pairs: Sequence[PromptResponse]) -> list[float]:
         texts = [" ".join([*(m.content for m in each.before), each.request]) for each in pairs]
