@@ -15,10 +15,10 @@ of.
 - ``novelty``: the share that is more than the request itself, as it is written. A reply that only
   repeats the request fits it better than any, and in its right order.
 
-All but the last are in nats a token. The first two are medians over the lessons, so a few that were
-good before carry no meaningless batch. Measured on the default base with four to twelve lessons:
-meaningful text has MEANT. Meaningless text has NOISE. A base
-without language cannot measure them (``gate.load_margins``).
+All but the last are in nats a token. The first two are medians over the lessons, so a few good ones
+carry no meaningless batch. Measured on the default base with four to twelve lessons: meaningful text
+has 0.33 to 2.5 and 1.4 to 5.5. Meaningless text has at most 0.07 or at most 0.31. A base without
+language cannot measure them (``gate.load_margins``).
 
 Leaks. Replies take over what most lessons share, so links, addresses and remembered facts in most
 lessons would be in every reply. The other measures say whether lessons were learned, so they do not
