@@ -77,20 +77,6 @@ def record_implicit_feedback(
     return append_once(services, turn, SignalKind.RATING, payload, APP_SOURCE)
 
 
-def teach(
-    services: Services,
-    user: str,
-    prompt: str,
-    answer: str,
-    skill: str | None,
-    source: str,
-    train: bool | None,
-) -> str:
-    """Implement ``User.teach``, which documents the arguments."""
-    demonstration = Demonstration(check_text(prompt, what="prompt"), answer)
-    return teach_many(services, user, [demonstration], skill, source, train)[0]
-
-
 def teach_many(
     services: Services,
     user: str,

@@ -16,7 +16,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -336,9 +336,7 @@ def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> by
     entries = read_remote_entries(store, bundle.user, position)
     index = {
         "user": bundle.user,
-        "since": position.since,
-        "seq": position.seq,
-        "chain": position.chain,
+        **asdict(position),
         **bundle.common,
         "report": report.as_json(),
     }

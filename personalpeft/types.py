@@ -228,12 +228,9 @@ class PromptResponse:
 
 @dataclass(frozen=True, slots=True)
 class PromptExample:
-    """A lesson as turns of a conversation.
+    """A lesson of a signal as turns of a conversation: up to the request, and the wanted answer.
 
-    Attributes:
-        signal: The id of the lesson's signal.
-        system: The system text under which it was given, or an empty text.
-        turns: The turns up to the request, and the wanted answer.
+    ``system`` is the system text under which it was given, or an empty text.
     """
 
     signal: str

@@ -357,7 +357,8 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         Raises:
             InvalidInput: A text is empty or too long, or the skill has an invalid name.
         """
-        return feedback.teach(self._services, self.id, prompt, answer, skill, source, train)
+        demonstration = Demonstration(validation.check_text(prompt, what="prompt"), answer)
+        return self.teach_many([demonstration], skill=skill, source=source, train=train)[0]
 
     def teach_many(
         self,

@@ -137,10 +137,7 @@ def compare(
     memory: bool,
     cancelled: Callable[[], bool] | None,
 ) -> Comparison:
-    """Implement ``User.compare``, which documents the arguments.
-
-    ``names`` are ``a`` and ``b``.
-    """
+    """Implement ``User.compare``, which documents the arguments. ``names`` are ``a`` and ``b``."""
     messages = check_prompt(prompt)
     check_tool_support(services, messages)
     erasure_mark = services.store.ledger.erasure_mark(user)

@@ -98,18 +98,6 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
     return Backup(path, len(digests) - len(missing), tuple(missing), tuple(removed))
 
 
-def check_folder(store: Store, folder: Path) -> None:
-    """Raise ``InvalidInput`` if a folder has the copies of another home.
-
-    That home would lose its copies, and a restore would take those of this one.
-    """
-    if not is_folder_of(store.home, folder):
-        raise InvalidInput(
-            f"{folder} has the backups of another home.",
-            hint="Name another folder: each home needs one of its own.",
-        )
-
-
 def is_folder_of(home: Path, folder: Path) -> bool:
     """Return whether a folder may have a home's copies. Earlier versions wrote no id."""
     with map_home_errors(folder):
@@ -117,7 +105,17 @@ def is_folder_of(home: Path, folder: Path) -> bool:
 
 
 def claim_folder(store: Store, folder: Path) -> None:
-    """Write the id of a home beside its copies. A home without an id gets one."""
+    """List a folder in the home, and write the home's log and id into it. A home gets an id first.
+
+    Raises ``InvalidInput`` if the folder has the copies of another home. That home would lose its
+    copies, and a restore would take those of this one.
+    """
+    if not is_folder_of(store.home, folder):
+        raise InvalidInput(
+            f"{folder} has the backups of another home.",
+            hint="Name another folder: each home needs one of its own.",
+        )
+    store.erasures.copy_to(folder)
     with map_home_errors(folder):
         home_id = read_home_id(store.home) or store.entropy(_ID_BYTES).hex().encode()
         for each in (store.home, folder):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hmac
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from personalpeft import file_system
 from personalpeft.errors import Damaged
@@ -52,15 +51,11 @@ def load_certificate_keys(store: Store) -> CertificateKeys:
         with map_home_errors(home):
             values = json.loads(cipher.read_file(path))
         keys = {name: bytes.fromhex(values[name]) for name in ("signing", "naming")}
+        if any(len(key) != _BYTES for key in keys.values()):
+            raise ValueError("a key has a wrong length")
     except (Damaged, ValueError, TypeError, KeyError) as error:
-        raise _damaged(path) from error
-    if any(len(key) != _BYTES for key in keys.values()):
-        raise _damaged(path)
+        raise Damaged(
+            f"{path} holds no keys of certificates.",
+            hint="Restore the file from a backup. Or move it away, and the home makes new keys.",
+        ) from error
     return CertificateKeys(**keys)
-
-
-def _damaged(path: Path) -> Damaged:
-    return Damaged(
-        f"{path} holds no keys of certificates.",
-        hint="Restore the file from a backup. Or move it away, and the home makes new keys.",
-    )

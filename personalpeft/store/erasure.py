@@ -143,11 +143,8 @@ def _destroy_keys(store: Store, pending: Iterable[Row]) -> None:
 
 
 def _read_pending(store: Store, user: str | None) -> list[Row]:
-    if user is None:
-        return store.database.fetch_all("select * from pending_deletion order by id")
-    return store.database.fetch_all(
-        "select * from pending_deletion where user = ? order by id", user
-    )
+    sql = "select * from pending_deletion where ?1 is null or user = ?1 order by id"
+    return store.database.fetch_all(sql, user)
 
 
 @dataclass(slots=True)

@@ -58,10 +58,6 @@ class LoggedErasure:
         """What was erased of the user: the id of an item, or the time of a layer."""
         return self.item.rpartition("/")[2]
 
-    def to_line(self) -> bytes:
-        """Return the line of the log."""
-        return json.dumps({self.kind: self.item}).encode() + b"\n"
-
 
 class ErasureLog:
     """The log of one home, and its copies beside the home's backups."""
@@ -209,7 +205,8 @@ def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:
         data = file.read()
         # A torn line would swallow the next one.
         torn = b"\n" if data and not data.endswith(b"\n") else b""
-        file.write(torn + b"".join(each.to_line() for each in new))
+        lines = (json.dumps({each.kind: each.item}) + "\n" for each in new)
+        file.write(torn + "".join(lines).encode())
         file.flush()
         file_system.sync_file(file.fileno())
     file_system.sync_folder(path.parent)

@@ -18,7 +18,6 @@ from personalpeft.errors import Busy, HomeError
 from personalpeft.store.backup import (
     Backup,
     back_up,
-    check_folder,
     claim_folder,
     delete_unfinished,
     is_folder_of,
@@ -122,8 +121,6 @@ class Maintenance(
         with leases.acquire("upkeep-backup"):
             # First, so that a killed copy lies in a folder that the home knows.
             with nullcontext() if store.read_only else store.database.write_lock():
-                check_folder(store, folder)
-                store.erasures.copy_to(folder)
                 claim_folder(store, folder)
             return back_up(store, folder, keep)
 
