@@ -313,9 +313,9 @@ def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
     return click.option(*names, show_default=True, **attributes)
 
 
-def no_train_option(text: str) -> Callable[[Function], Function]:
-    """Return the option that withholds training, with its help text."""
-    return click.option("--no-train", is_flag=True, help=text)
+def flag(*names: str, help: str) -> Callable[[Function], Function]:
+    """Add an option without a value."""
+    return click.option(*names, is_flag=True, help=help)
 
 
 def train_of(no_train: bool) -> bool | None:

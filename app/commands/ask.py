@@ -9,7 +9,7 @@ import click
 from personalpeft_app import session
 from personalpeft_app.error_output import STOPPED
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, option
+from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, info, write
 from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
@@ -67,14 +67,14 @@ def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: An
     metavar="TEXT",
     help="End the reply before this text; can be repeated.",
 )
-@click.option("--no-memory", is_flag=True, help="Leave your rules, facts and examples out.")
+@flag("--no-memory", help="Leave your rules, facts and examples out.")
 @click.option(
     "--layer",
     "layers",
     multiple=True,
     help="Attach only this layer; can be repeated.  [default: all]",
 )
-@click.option("--bare", is_flag=True, help="Ask the bare base, without layers and memory.")
+@flag("--bare", help="Ask the bare base, without layers and memory.")
 def ask(
     common: GlobalOptions,
     prompt: str | None,

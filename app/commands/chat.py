@@ -20,7 +20,7 @@ from personalpeft_app import session
 from personalpeft_app.commands.ask import print_reply
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.error_output import report_error
-from personalpeft_app.options import GlobalOptions, command, no_train_option
+from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info, printable
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class PlainChat:
     examples=("chat", "chat --user ada"),
     surplus="To ask one question: personalpeft ask {}",
 )
-@no_train_option("Feedback in this chat must not be trained on.")
+@flag("--no-train", help="Feedback in this chat must not be trained on.")
 def chat(common: GlobalOptions, no_train: bool) -> None:
     """Chat in plain lines, in one conversation.
 
@@ -195,7 +195,7 @@ def can_draw() -> bool:
 
 
 @command("tui", examples=("tui", "tui --user ada"))
-@no_train_option("Feedback in this chat must not be trained on.")
+@flag("--no-train", help="Feedback in this chat must not be trained on.")
 def tui(common: GlobalOptions, no_train: bool) -> None:
     """Chat in the whole terminal.
 

@@ -10,7 +10,7 @@ import click
 from personalpeft.formatting import to_json
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, option
+from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.text_input import read_argument
 
@@ -36,7 +36,7 @@ NEITHER = "neither"
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
 )
-@click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
+@flag("--no-memory", help="Leave your rules and facts out.")
 @click.option(
     "--choose",
     metavar="1|2|NAME|neither",

@@ -9,7 +9,7 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command, no_train_option, train_of
+from personalpeft_app.options import GlobalOptions, command, flag, train_of
 from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import open_editor, read_argument
 
@@ -30,12 +30,12 @@ _TEXTS = {"edit": "edit", "prefer": "preferred text", "comment": "comment"}
     ),
 )
 @click.argument("turn", default="last", metavar="[TURN|last]")
-@click.option("--up", is_flag=True, help="The reply was good.")
-@click.option("--down", is_flag=True, help="The reply was not good.")
+@flag("--up", help="The reply was good.")
+@flag("--down", help="The reply was not good.")
 @click.option(
     "--edit", metavar="TEXT", help="The reply as it should have been; '-' reads it from stdin."
 )
-@click.option("--editor", is_flag=True, help="Edit the reply in $EDITOR.")
+@flag("--editor", help="Edit the reply in $EDITOR.")
 @click.option("--prefer", metavar="TEXT", help="A better text; '-' reads it from stdin.")
 @click.option("--comment", metavar="TEXT", help="A rule to follow from now on.")
 @click.option(
@@ -43,7 +43,7 @@ _TEXTS = {"edit": "edit", "prefer": "preferred text", "comment": "comment"}
     type=click.FloatRange(-1, 1),
     help="How good the reply was, from -1 to 1.",
 )
-@no_train_option("No layer is trained on it.")
+@flag("--no-train", help="No layer is trained on it.")
 def feedback(
     common: GlobalOptions,
     turn: str,
@@ -106,7 +106,7 @@ def _describe_use(status: SignalStatus) -> str:
 @click.argument("prompt")
 @click.argument("answer")
 @click.option("--skill", metavar="NAME", help="Learn it as a separate skill.  [default: the style]")
-@no_train_option("Only keep and list it: no layer is trained on it.")
+@flag("--no-train", help="Only keep and list it: no layer is trained on it.")
 def teach(
     common: GlobalOptions, prompt: str, answer: str, skill: str | None, no_train: bool
 ) -> None:
@@ -146,7 +146,7 @@ def teach(
     "--question", "questions", multiple=True, help="A question that it answers; can be repeated."
 )
 @click.option("--answer", help="The short answer to those questions.")
-@no_train_option("Only retrieve it: no layer is trained on it.")
+@flag("--no-train", help="Only retrieve it: no layer is trained on it.")
 def remember(
     common: GlobalOptions,
     text: str,
@@ -206,11 +206,7 @@ def set_training(common: GlobalOptions, state: str) -> None:
     ),
 )
 @click.argument("signals", nargs=-1, required=True, metavar="ID...")
-@click.option(
-    "--training-only",
-    is_flag=True,
-    help="Only withdraw it from training: rules and facts apply on.",
-)
+@flag("--training-only", help="Only withdraw it from training: rules and facts apply on.")
 def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool) -> None:
     """Retract feedback: a thumb, an edit, a rule, a fact.
 

@@ -11,7 +11,7 @@ import click
 from personalpeft.errors import InvalidInput
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import read_argument
 
@@ -36,15 +36,14 @@ certificate_option = click.option(
     ),
 )
 @click.argument("item")
-@click.option("--conversation", is_flag=True, help="The whole conversation that the turn is in.")
-@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
-@click.option("--later", is_flag=True, help="Erase now, and rebuild with the next learn.")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
+@flag("--conversation", help="The whole conversation that the turn is in.")
+@flag("--dry-run", help="Only list what would be erased.")
+@flag("--later", help="Erase now, and rebuild with the next learn.")
+@flag("--yes", help="Do not ask first.")
 @certificate_option
-@click.option(
+@flag(
     "--check-rebuild",
     "reproduce",
-    is_flag=True,
     help="For the certificate, build each live revision again and compare the bytes.",
 )
 def forget(
@@ -95,8 +94,8 @@ def forget(
 
 @command("forget-user", examples=("forget-user ada --dry-run", "forget-user ada --yes --json"))
 @click.argument("name", metavar="USER")
-@click.option("--dry-run", is_flag=True, help="Only list what would be erased.")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
+@flag("--dry-run", help="Only list what would be erased.")
+@flag("--yes", help="Do not ask first.")
 @certificate_option
 def forget_user(
     common: GlobalOptions, name: str, dry_run: bool, yes: bool, certificate: Path | None

@@ -11,7 +11,7 @@ import click
 
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command, option
+from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 @command("export", examples=("export ada.personal", "export --user ada --no-adapters ada.personal"))
 @click.argument("file")
-@click.option(
-    "--no-adapters", is_flag=True, help="Leave out the adapters, which can be learned again."
-)
+@flag("--no-adapters", help="Leave out the adapters, which can be learned again.")
 def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
     """Write all data of a user into one new FILE.
 

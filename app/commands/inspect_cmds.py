@@ -14,7 +14,7 @@ from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
 from personalpeft.types import Revision, Signal
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
+from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options, option
 from personalpeft_app.output import emit, format_table, format_time, info
 
 _BASE = "(the base)"
@@ -120,7 +120,7 @@ def turns(common: GlobalOptions, limit: int) -> None:
 
 
 @command("signals", examples=("signals", "signals --all --json"))
-@click.option("--all", "everything", is_flag=True, help="Also superseded and retracted signals.")
+@flag("--all", "everything", help="Also superseded and retracted signals.")
 def signals(common: GlobalOptions, everything: bool) -> None:
     """Show the use of each signal and why, the oldest first.
 
@@ -202,7 +202,7 @@ class _Since(click.ParamType):
     metavar="SPAN|DATE",
     help="How far back: 90m, 24h, 7d, 2w, or a date.",
 )
-@click.option("--everyone", is_flag=True, help="All users of the home with any activity.")
+@flag("--everyone", help="All users of the home with any activity.")
 def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool) -> None:
     """Summarize the learns of a period.
 

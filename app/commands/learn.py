@@ -12,7 +12,7 @@ from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, command
+from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     memory = "The most memory that training may take beside the base."
     accept = "Make the result live even if the gate refuses it; that is recorded."
     for option in (
-        click.option("--accept", is_flag=True, help=accept),
+        flag("--accept", help=accept),
         click.option("--max-memory-mb", type=float, metavar="MB", help=memory),
         click.option("--steps", type=int, help=limit.format("number of steps")),
         click.option("--seconds", type=float, help=limit.format("time")),
@@ -72,11 +72,9 @@ def _training_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="ID",
     help="Another user who learns too; can be repeated.",
 )
-@click.option("--all", "all_users", is_flag=True, help="All users of this home learn together.")
-@click.option("--dry-run", is_flag=True, help="Only report what would be learned.")
-@click.option(
-    "--from-scratch", is_flag=True, help="Build from all lessons anew, not on the live revision."
-)
+@flag("--all", "all_users", help="All users of this home learn together.")
+@flag("--dry-run", help="Only report what would be learned.")
+@flag("--from-scratch", help="Build from all lessons anew, not on the live revision.")
 @_training_options
 def learn(
     common: GlobalOptions,
@@ -202,8 +200,8 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
 @click.option(
     "--to", "other", required=True, metavar="NAME|PATH", help="The other base, as for --base."
 )
-@click.option("--accept", is_flag=True, help="Switch whatever the gate says; that is recorded.")
-@click.option("--compare-only", is_flag=True, help="Build and compare, and switch nothing.")
+@flag("--accept", help="Switch whatever the gate says; that is recorded.")
+@flag("--compare-only", help="Build and compare, and switch nothing.")
 def rebase(common: GlobalOptions, other: str, accept: bool, compare_only: bool) -> None:
     """Build all layers anew on another base, and switch if they answer as well there.
 

@@ -12,12 +12,12 @@ from personalpeft.errors import Damaged, get_error_codes
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, command, option
+from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, format_table, info
 
 
 @command("doctor", examples=("doctor", "doctor --load --json"))
-@click.option("--load", is_flag=True, help="Prepare and load the base too.")
+@flag("--load", help="Prepare and load the base too.")
 def doctor(common: GlobalOptions, load: bool) -> None:
     """Check the installation, the home and the base.
 
@@ -49,11 +49,7 @@ def doctor(common: GlobalOptions, load: bool) -> None:
 
 
 @command("verify", examples=("verify", "verify --repair", "verify --json"))
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Build missing and damaged adapter files again, and list the rest.",
-)
+@flag("--repair", help="Build missing and damaged adapter files again, and list the rest.")
 def verify(common: GlobalOptions, repair: bool) -> None:
     """Check the contents of the home and the prepared bases.
 
@@ -86,8 +82,8 @@ def verify(common: GlobalOptions, repair: bool) -> None:
     examples=("rebuild --check", "rebuild --check style@69c31c", "rebuild --check --all --json"),
 )
 @click.argument("revision", required=False)
-@click.option("--check", is_flag=True, help="Build anew, compare and change nothing. Required.")
-@click.option("--all", "all_users", is_flag=True, help="The live revisions of all users.")
+@flag("--check", help="Build anew, compare and change nothing. Required.")
+@flag("--all", "all_users", help="The live revisions of all users.")
 def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users: bool) -> None:
     """Build a revision again from its feedback, and compare the digests.
 
@@ -145,7 +141,7 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     examples=("restore /mnt/disk/personalpeft", "restore ./copies/copy-000002-20260302 --replace"),
 )
 @click.argument("backup", type=click.Path(path_type=Path))
-@click.option("--replace", is_flag=True, help="Replace a home that is there. It is kept beside.")
+@flag("--replace", help="Replace a home that is there. It is kept beside.")
 @click.option(
     "--forgotten-in",
     metavar="FOLDER",
@@ -184,8 +180,8 @@ def restore(
     type=click.Choice(["keyring", "file", "passphrase"]),
     help="Where the key comes from.  [default: the keyring if there is one, else a file]",
 )
-@click.option("--rotate", is_flag=True, help="Give an encrypted home a new key.")
-@click.option("--off", is_flag=True, help="Store the home without encryption again.")
+@flag("--rotate", help="Give an encrypted home a new key.")
+@flag("--off", help="Store the home without encryption again.")
 def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> None:
     """Encrypt the home: its database and adapters.
 
@@ -220,7 +216,7 @@ def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> 
 
 
 @command("gc", examples=("gc --dry-run", "gc --json"))
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@flag("--dry-run", help="Only list what would be deleted.")
 def gc(common: GlobalOptions, dry_run: bool) -> None:
     """Delete unused files. Turns, feedback and every revision stay.
 
@@ -273,7 +269,7 @@ def completion(ctx: click.Context, common: GlobalOptions, shell: str) -> None:
 
 
 @command("demo", examples=("demo", "demo --keep"))
-@click.option("--keep", is_flag=True, help="Keep the temporary home at the end.")
+@flag("--keep", help="Keep the temporary home at the end.")
 def demo(common: GlobalOptions, keep: bool) -> None:
     """Show the whole cycle in about three minutes.
 

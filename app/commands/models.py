@@ -15,7 +15,7 @@ import click
 from personalpeft import host
 from personalpeft.errors import CardError, PersonalPeftError
 from personalpeft.formatting import to_json
-from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options
 from personalpeft_app.output import emit, format_table, info, to_one_line
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def models_list(common: GlobalOptions) -> None:
 @click.argument("path", required=False)
 @click.option("--name", help="The name of the base.  [default: from the model's own]")
 @click.option("--chat-template", metavar="FILE", help="A Jinja template in place of the model's.")
-@click.option("--no-try", is_flag=True, help="Do not load it to ask a question.")
+@flag("--no-try", help="Do not load it to ask a question.")
 def models_add(
     common: GlobalOptions,
     path: str | None,

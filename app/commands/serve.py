@@ -14,14 +14,7 @@ import click
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import (
-    GlobalOptions,
-    Group,
-    command,
-    global_options,
-    no_train_option,
-    option,
-)
+from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options, option
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
@@ -64,7 +57,7 @@ def _check_origins(
     metavar="ADDRESS",
     help=f"The address to listen on.  [default: {_LOOPBACK}, with --public all]",
 )
-@click.option("--public", is_flag=True, help="Accept other machines. Needs an existing API key.")
+@flag("--public", help="Accept other machines. Needs an existing API key.")
 @click.option(
     "--name",
     "names",
@@ -94,10 +87,8 @@ def _check_origins(
     default="off",
     help="The use of signals without a user's act of feedback, such as a copied reply.",
 )
-@no_train_option("New feedback must not be trained on, unless a request says otherwise.")
-@click.option(
-    "--tinker", is_flag=True, help="Serve Tinker's API below /tinker. Needs its plugin installed."
-)
+@flag("--no-train", help="New feedback must not be trained on, unless a request says otherwise.")
+@flag("--tinker", help="Serve Tinker's API below /tinker. Needs its plugin installed.")
 @option(
     "--grace",
     type=click.FloatRange(0, 3600),
@@ -332,12 +323,8 @@ def api_key_first(common: GlobalOptions) -> None:
     renamed={"--administration": "--admin"},
     surplus="Did you mean --user {}?",
 )
-@click.option("--admin", is_flag=True, help="An API key with all rights on all users.")
-@click.option(
-    "--worker",
-    is_flag=True,
-    help="An API key that only fetches stacks, for vLLM servers.",
-)
+@flag("--admin", help="An API key with all rights on all users.")
+@flag("--worker", help="An API key that only fetches stacks, for vLLM servers.")
 def api_key_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     """Create an API key of one user and print it.
 
