@@ -61,28 +61,22 @@ def require_admin() -> None:
         raise Forbidden("This needs an admin API key.")
 
 
-def public(view: View) -> View:
-    """Mark a view that needs no API key: its answer holds nothing of a user."""
-    setattr(view, _PUBLIC, True)
-    return view
+def _marking(mark: str) -> Callable[[View], View]:
+    def set_mark(view: View) -> View:
+        setattr(view, mark, True)
+        return view
+
+    return set_mark
 
 
-def allow_workers(view: View) -> View:
-    """Mark a view that is open to a worker's API key."""
-    setattr(view, _WORKERS, True)
-    return view
-
-
-def for_files(view: View) -> View:
-    """Mark a view whose body is a file of the user in its path, or of an admin."""
-    setattr(view, _FILES, True)
-    return view
-
-
-def for_large_bodies(view: View) -> View:
-    """Mark a view whose body may be as large as a file, from any valid API key."""
-    setattr(view, _LARGE, True)
-    return view
+public = _marking(_PUBLIC)
+"""Mark a view that needs no API key: its answer holds nothing of a user."""
+allow_workers = _marking(_WORKERS)
+"""Mark a view that is open to a worker's API key."""
+for_files = _marking(_FILES)
+"""Mark a view whose body is a file of the user in its path, or of an admin."""
+for_large_bodies = _marking(_LARGE)
+"""Mark a view whose body may be as large as a file, from any valid API key."""
 
 
 def plugin_host() -> HttpHost:

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,16 @@ class ApiV1:
                 name: from_json(PARAMETERS[name][0], value, name) for name, value in path.items()
             }
             query = _query(operation)
-            with _body(operation) as body:
+            with ExitStack() as stack:
+                body = stack.enter_context(_body(operation))
                 result = HANDLERS[operation.name](self._call(operation, checked, query, body))
+                if operation.download:
+                    response = _file(result)
+                    # The file must exist until its last byte is sent.
+                    response.call_on_close(stack.pop_all().close)
+                    return response
             if operation.events:
                 return sse_response(_events(operation, result), partial(format_event, name="error"))
-            if operation.download:
-                return _file(result)
             if operation.answer is None:
                 return Response(status=operation.status)
             if operation.answer is bytes:
@@ -144,8 +148,14 @@ def _openapi() -> Response:
 
 @contextmanager
 def _body(operation: Operation) -> Generator[Any, None, None]:
-    """Yield the body of this request: a value, a temporary file, or None without one."""
-    if operation.upload:
+    """Yield the body of this request: a value, a temporary file, or None without one.
+
+    For a download it is a folder to write the file into.
+    """
+    if operation.download:
+        with file_system.temporary_folder(2 * validation.LARGEST_FILE) as folder:
+            yield folder
+    elif operation.upload:
         if request.mimetype != PERSONAL:
             raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
         with file_system.temporary_folder(validation.LARGEST_FILE) as folder:
@@ -161,17 +171,13 @@ def _body(operation: Operation) -> Generator[Any, None, None]:
         yield None
 
 
-def _file(exporting: AbstractContextManager[ExportSummary | Path]) -> Response:
-    with ExitStack() as stack:
-        exported = stack.enter_context(exporting)
-        path = exported if isinstance(exported, Path) else exported.path
-        response = send_file(path, mimetype=PERSONAL, as_attachment=True)
-        about = {} if path is exported else to_json(exported)
-        summary = about | {"path": path.name, "bytes": path.stat().st_size}
-        response.headers["X-Personalpeft-Exported"] = json.dumps(summary)
-        # The file must exist until its last byte is sent.
-        response.call_on_close(stack.pop_all().close)
-        return response
+def _file(exported: ExportSummary | Path) -> Response:
+    path = exported if isinstance(exported, Path) else exported.path
+    response = send_file(path, mimetype=PERSONAL, as_attachment=True)
+    about = {} if path is exported else to_json(exported)
+    summary = about | {"path": path.name, "bytes": path.stat().st_size}
+    response.headers["X-Personalpeft-Exported"] = json.dumps(summary)
+    return response
 
 
 def _immutable(data: bytes) -> Response:

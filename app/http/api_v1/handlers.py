@@ -7,7 +7,6 @@ Path, query and body are validated. A handler with events yields them, and None 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -44,8 +43,8 @@ HEARTBEAT_SECONDS = 1.0
 class RequestContext:
     """One authenticated, validated request.
 
-    ``user`` is None if the path names no user. ``is_disconnected`` returns whether the client is
-    gone.
+    ``user`` is None if the path names no user. ``body`` is the file of an upload, and the folder for
+    the file of a download. ``is_disconnected`` returns whether the client is gone.
     """
 
     runtime: Runtime
@@ -206,11 +205,8 @@ def choose(call: RequestContext) -> LabeledComparison:
     )
 
 
-@contextmanager
-def export(call: RequestContext) -> Iterator[ExportSummary]:
-    """Yield the file, which exists inside the context only."""
-    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
-        yield call.user.export(folder / f"{call.user.id}.personal", adapters=call.query.adapters)
+def export(call: RequestContext) -> ExportSummary:
+    return call.user.export(call.body / f"{call.user.id}.personal", adapters=call.query.adapters)
 
 
 def import_user(call: RequestContext) -> ImportSummary:
@@ -223,13 +219,10 @@ def import_user(call: RequestContext) -> ImportSummary:
         ) from error
 
 
-@contextmanager
-def export_peft(call: RequestContext) -> Iterator[Path]:
-    """Yield the file as ``export`` does."""
-    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
-        archive = folder / f"{call.user.id}.zip"
-        zip_adapter(call.user.export_peft(folder / "peft", layer=call.query.layer), archive)
-        yield archive
+def export_peft(call: RequestContext) -> Path:
+    archive: Path = call.body / f"{call.user.id}.zip"
+    zip_adapter(call.user.export_peft(call.body / "peft", layer=call.query.layer), archive)
+    return archive
 
 
 def import_peft(call: RequestContext) -> Revision:
@@ -238,11 +231,8 @@ def import_peft(call: RequestContext) -> Revision:
         return call.user.import_peft(folder, layer=call.query.layer)
 
 
-@contextmanager
-def export_gguf(call: RequestContext) -> Iterator[Path]:
-    """Yield the file as ``export`` does."""
-    with file_system.temporary_folder(2 * LARGEST_FILE) as folder:
-        yield call.user.export_gguf(folder / f"{call.user.id}.gguf", layer=call.query.layer)
+def export_gguf(call: RequestContext) -> Path:
+    return call.user.export_gguf(call.body / f"{call.user.id}.gguf", layer=call.query.layer)
 
 
 def import_gguf(call: RequestContext) -> Revision:
