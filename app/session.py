@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["read", "change", "make"]
 
 
-@contextmanager
 def open_runtime(
     common: GlobalOptions,
     mode: Mode,
     progress: Progress | None = None,
     **options: Any,
-) -> Iterator[Runtime]:
+) -> Runtime:
     """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed.
 
     Progress goes to ``progress``, or else to the display of ``common``. ``options`` are more of
@@ -41,7 +40,7 @@ def open_runtime(
 
     home, _ = common.paths()
     exists = (home / DATABASE).exists()
-    with personalpeft.open(
+    return personalpeft.open(
         home,
         common.base_name(),
         common.backend or "auto",
@@ -50,8 +49,7 @@ def open_runtime(
         read_only=mode == "read" or (mode == "change" and not exists),
         passphrase=ask_passphrase(home),
         **options,
-    ) as runtime:
-        yield runtime
+    )
 
 
 def ask_passphrase(home: Path) -> str | None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
+from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def run(common: GlobalOptions) -> None:
             lower_priority()
             worker = Worker(
                 runtime,
-                lambda: _open_learning(common),
+                partial(session.open_runtime, common, "change"),
                 tell=lambda entry: _print_entry(common, entry),
                 stopping=stopping.is_set,
             )
@@ -115,15 +116,14 @@ def once(common: GlobalOptions) -> None:
     done: list[LogEntry] = []
     stopping = threading.Event()
     read_settings(common.paths()[0])  # An invalid setting fails here, before any work.
+    open_learning = partial(session.open_runtime, common, "change")
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        _open_learning(common) as runtime,
+        open_learning() as runtime,
         runtime.maintenance.exclusive(TASK),
     ):
-        worker = Worker(
-            runtime, lambda: _open_learning(common), tell=done.append, stopping=stopping.is_set
-        )
+        worker = Worker(runtime, open_learning, tell=done.append, stopping=stopping.is_set)
         decision = worker.run_once()
     text = "\n".join(map(_format_entry, done))
     emit(common, {"did": done, "next": decision.upcoming}, text)
@@ -145,7 +145,7 @@ def status(common: GlobalOptions) -> None:
     from personalpeft_app.daemon.worker import Worker
 
     with session.open_runtime(common, "read") as runtime:
-        worker = Worker(runtime, lambda: _open_learning(common))
+        worker = Worker(runtime, partial(session.open_runtime, common, "change"))
         decision, holder = worker.preview(), runtime.maintenance.holder(TASK)
         spent, entries = worker.spent, worker.journal.entries
         # Without a daemon, what the journal calls started was cut off.
@@ -240,10 +240,6 @@ def install(common: GlobalOptions, system: str | None) -> None:
 
 daemon.add_section("Run", (run, once))
 daemon.add_section("Inspect", (report, status, install))
-
-
-def _open_learning(common: GlobalOptions) -> AbstractContextManager[Runtime]:
-    return session.open_runtime(common, "change")
 
 
 def _acquire_lease(

@@ -168,26 +168,18 @@ def why(common: GlobalOptions, turn: str) -> None:
     emit(common, provenance, str(provenance))
 
 
-class _Since(click.ParamType):
-    """A time span, such as 24h, or a date."""
-
-    name = "since"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta | datetime | None:
-        text = str(value).strip()
-        try:
-            if match := re.fullmatch(r"(\d+)([mhdw])", text):
-                return timedelta(**{_UNITS[match[2]]: int(match[1])})
-            moment = datetime.fromisoformat(text)
-            return (moment if moment.tzinfo else moment.astimezone()).astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{text!a} is neither a time span, such as 24h or 7d, nor a date, such as 2026-01-31.",
-                param,
-                ctx,
-            )
+def _since(text: str) -> timedelta | datetime:
+    """Return a time span, such as 24h, or a date."""
+    text = text.strip()
+    try:
+        if match := re.fullmatch(r"(\d+)([mhdw])", text):
+            return timedelta(**{_UNITS[match[2]]: int(match[1])})
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.astimezone()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!a} is neither a time span, such as 24h or 7d, nor a date, such as 2026-01-31."
+        ) from None
 
 
 @command(
@@ -197,7 +189,7 @@ class _Since(click.ParamType):
 )
 @option(
     "--since",
-    type=_Since(),
+    type=_since,
     default="24h",
     metavar="SPAN|DATE",
     help="How far back: 90m, 24h, 7d, 2w, or a date.",
