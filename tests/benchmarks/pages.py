@@ -240,12 +240,20 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"base {before['passed']}; after demonstrations {shown}; after practice {practiced}",
         "skill-zen4",
     )
-    match = results["world-coin-zen4"]["figures"]["fidelity"]["exact_match"]
+    for game, name in (("the coin collector", "world-coin-zen4"), ("cooking", "world-cooking-amx")):
+        match = results[name]["figures"]["fidelity"]["exact_match"]
+        yield (
+            "A world model",
+            f"next states of unseen games of {game} predicted word for word",
+            f"{match['right']} of {match['asked']}",
+            name,
+        )
+    checked = results["world-cooking-amx"]["figures"]["verification"]
     yield (
         "A world model",
-        "next states of unseen games predicted word for word",
-        f"{match['right']} of {match['asked']}",
-        "world-coin-zen4",
+        f"games of cooking lost, of {checked['with']['games']}",
+        f"{checked['without']['lost']}; with checks {checked['with']['lost']}",
+        "world-cooking-amx",
     )
 
 
