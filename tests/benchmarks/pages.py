@@ -214,13 +214,20 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{greedy} of {asked}; base {base}",
         "edits-amx",
     )
-    gate, nulls = results["gate-eighty"], results["nulls-zen4"]["kinds"].values()
+    bad, good = results["gate-bad-amx"], results["gate-eighty"]
     yield (
         "bench gate",
-        "bad batches that went live; good ones that did not",
-        f"{gate['bad_accepted']} of {gate['bad']}; {gate['good_refused']} of {gate['good']}",
+        "bad batches that went live",
+        f"{bad['bad_accepted']} of {bad['bad']}",
+        "gate-bad-amx",
+    )
+    yield (
+        "bench gate",
+        "good batches that did not go live",
+        f"{good['good_refused']} of {good['good']}",
         "gate-eighty",
     )
+    nulls = results["nulls-zen4"]["kinds"].values()
     live, ran = (sum(each[key] for each in nulls) for key in ("live", "ran"))
     yield "bench nulls", "learns without effect that went live", f"{live} of {ran}", "nulls-zen4"
     accuracy = results["prefeval-smollm2"]["accuracy"]
