@@ -27,7 +27,7 @@ from personalpeft.learning.candidate import (
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.reproduction_plan import Obstacle, plan_reproduction
-from personalpeft.learning.train.train_plans import train_alone
+from personalpeft.learning.train.loop import train_alone
 from personalpeft.services import Services
 from personalpeft.store.gc import delete_partial_files
 from personalpeft.store.integrity import find_lost_blobs

@@ -57,8 +57,13 @@ from personalpeft.learning.rl.loop import (
     allow_regressions,
     map_practice_errors,
 )
-from personalpeft.learning.train.loop import CheckpointStore, LoopControl, TrainResult
-from personalpeft.learning.train.train_plans import open_session, train_plans
+from personalpeft.learning.train.loop import (
+    CheckpointStore,
+    LoopControl,
+    TrainResult,
+    open_session,
+    train_plans,
+)
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
 from personalpeft.types import Message

@@ -48,7 +48,7 @@ from personalpeft.learning.outcomes import LearnOutcome, MoveCause, text_reason
 from personalpeft.learning.plan import MIN_LESSONS, Plan, build_plan
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.train.config import MAX_LENGTH, Start
-from personalpeft.learning.train.train_plans import train_alone
+from personalpeft.learning.train.loop import train_alone
 from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store

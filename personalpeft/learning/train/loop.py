@@ -1,5 +1,7 @@
 """The training loop: trains several sessions in one pass a step, and can be stopped between steps.
 
+A learn, a rebase and a reproduction train their plans by it.
+
 Invariants:
 
 - Interruptions, resumes and other sessions in the group never change the result. It equals that of
@@ -32,12 +34,22 @@ import safetensors.numpy
 
 from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.types import LoRAWeights
-from personalpeft.backends.base import Loss, Session
+from personalpeft.backends.base import Loss, Session, SessionSpec
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
-from personalpeft.learning.options import cancelled_error, not_cancelled, wait_while
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_replies import generate_general_replies
+from personalpeft.learning.options import (
+    MAX_YIELD_SECONDS,
+    cancelled_error,
+    not_cancelled,
+    wait_while,
+)
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.services import Services
 from personalpeft.store.store import Store
+from personalpeft.types import Progress
 
 T = TypeVar("T")
 
@@ -253,6 +265,96 @@ def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
         raise
     except PersonalPeftError as error:
         return error
+
+
+def train_plans(
+    services: Services,
+    plans: Mapping[str, Plan],
+    control: LoopControl,
+    *,
+    keeps_checkpoints: bool = True,
+    show_step: Callable[[Plan, int, int], None] = lambda plan, step, steps: None,
+) -> dict[str, TrainResult | Exception]:
+    """Train plans together, to their end or to the end of a budget.
+
+    Call it inside ``LazyModel.learning``. Without ``keeps_checkpoints`` nothing in the home
+    changes. ``show_step`` gets a plan, the number of its steps that are done, and the total.
+
+    Returns the result of each user, or the error that concerns the user alone. Raises
+    ``Cancelled``, and ``ServingFailed`` if the model failed for the whole group.
+    """
+    replies = generate_general_replies(
+        services, plans, cancelled=control.cancelled, paused=control.paused
+    )
+    if control.cancelled():
+        raise cancelled_error("before the first step")
+    backend, jobs = services.learning_engine.backend, dict[str, TrainJob]()
+    failed: dict[str, TrainResult | Exception] = {}
+    for user, plan in plans.items():
+        general = replies[user]
+        if isinstance(general, PersonalPeftError):
+            failed[user] = general
+            continue
+        try:
+            jobs[user] = TrainJob(
+                partial(open_session, services, plan),
+                build_batches(plan, backend, general, services.memory),
+                plan.recipe,
+                plan.inputs_digest,
+                CheckpointStore.of_layer(services.store, user, plan.layer)
+                if keeps_checkpoints
+                else CheckpointStore(lambda: None, lambda data: None),
+                partial(show_step, plan),
+            )
+        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+            failed[user] = error
+    return failed | train(jobs, services.training_backend.advance, control)
+
+
+def train_alone(
+    services: Services,
+    plan: Plan,
+    *,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+    keeps_checkpoints: bool = True,
+) -> Mapping[str, LoRAWeights]:
+    """Train one plan to its end outside a learn, and return the weights of its layer.
+
+    Raises ``Cancelled`` and ``ServingFailed``.
+    """
+    progress(f"Reading {plan.layer}", 0.0)
+    control = LoopControl(
+        progress=lambda done: progress(f"Building {plan.layer}", done),
+        cancelled=cancelled,
+        yield_to_serving=partial(services.learning_engine.yield_to_foreground, MAX_YIELD_SECONDS),
+    )
+    trained = train_plans(
+        services, {plan.user: plan}, control, keeps_checkpoints=keeps_checkpoints
+    )[plan.user]
+    if isinstance(trained, Exception):
+        raise trained
+    return trained.weights
+
+
+def open_session(services: Services, plan: Plan) -> Session:
+    """Open the training session of a plan, on the stack below and from the parent's weights."""
+    engine, recipe = services.learning_engine, plan.recipe
+    start = engine.read_adapter(plan.parent.digest).weights if plan.parent else None
+    # The session copies the stack below, so its slot is free while it trains.
+    with engine.pin(plan.below) as below:
+        return services.training_backend.session(
+            SessionSpec(
+                rank=recipe.rank,
+                scaling=recipe.scaling,
+                target_modules=recipe.target_modules,
+                seed=recipe.seed,
+                base_key=below,
+                initial_weights=start,
+                weight_decay=recipe.weight_decay,
+                max_grad_norm=recipe.max_grad_norm,
+            )
+        )
 
 
 def encode_checkpoint(state: SessionState, inputs_digest: str, progress: Any) -> bytes:

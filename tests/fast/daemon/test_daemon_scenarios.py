@@ -13,7 +13,7 @@ from personalpeft import HomeError, ServingFailed, User, file_system
 from personalpeft.learning.gate import gate
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import text_reason
-from personalpeft.learning.train import train_plans
+from personalpeft.learning.train import loop
 from personalpeft.types import Verdict
 from personalpeft_app.daemon.journal import Outcome
 from personalpeft_app.daemon.policy import Blocker
@@ -479,7 +479,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
 ) -> None:
     enough_lessons(world)
     world.correct(9)
-    train, moved = train_plans.train, list[str]()
+    train, moved = loop.train, list[str]()
 
     def move_head(*args: object, **options: object) -> object:
         trained = train(*args, **options)  # type: ignore[arg-type]
@@ -488,7 +488,7 @@ def test_a_learn_whose_head_was_moved_is_repeated_later(
                 moved.append(str(other.user("ada").rollback("style", None).before))
         return trained
 
-    monkeypatch.setattr(train_plans, "train", move_head)
+    monkeypatch.setattr(loop, "train", move_head)
     world.run_for(hours=6)
     assert len(moved) == 1
     assert any(report.moved for report in world.reports())

@@ -12,7 +12,7 @@ from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train import train_plans
+from personalpeft.learning.train import loop
 from personalpeft.memory.languages import find_language
 from personalpeft.memory.words import has_spaces
 
@@ -35,7 +35,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             texts.add(backend.decode((*each.prompt, *each.completion)))
         return steps
 
-    monkeypatch.setattr(train_plans, "build_batches", recorded)
+    monkeypatch.setattr(loop, "build_batches", recorded)
     return texts
 
 

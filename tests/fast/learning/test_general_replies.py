@@ -26,7 +26,7 @@ from personalpeft.learning.data.general_replies import (
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train import train_plans
+from personalpeft.learning.train import loop
 from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
 from personalpeft.types import Message, SignalKind, ToolCall
@@ -155,7 +155,7 @@ def record_general_replies(monkeypatch: pytest.MonkeyPatch) -> list[GeneralRepli
         seen.append(replies)
         return build_batches(plan, backend, replies, *rest)
 
-    monkeypatch.setattr(train_plans, "build_batches", recorded)
+    monkeypatch.setattr(loop, "build_batches", recorded)
     return seen
 
 
@@ -185,7 +185,7 @@ def test_few_shot_replies_are_distilled_into_prompts_without_examples(
         seen.extend(each for each in losses if isinstance(each, ContextDistillationLoss))
         return batches
 
-    monkeypatch.setattr(train_plans, "build_batches", recorded)
+    monkeypatch.setattr(loop, "build_batches", recorded)
     with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")
         correct(ada, EVERYDAY)

@@ -20,7 +20,7 @@ from personalpeft.learning.data.general_prompts import (
     load_relations,
 )
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train import train_plans
+from personalpeft.learning.train import loop
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.languages import find_language
 
@@ -146,7 +146,7 @@ def test_trained_fact_uses_its_forms_and_never_the_held_out_question(
         ada = runtime.user("ada")
         stated = ["Where does Ida live?", "Where is Ida's home?", "Where does Ida reside?", judging]
         ada.remember("Ida lives in Oslo.", questions=stated, answer="Oslo")
-        monkeypatch.setattr(train_plans, "build_batches", recorded)
+        monkeypatch.setattr(loop, "build_batches", recorded)
         ada.learn("memory", accept=True)
     about_ida = [
         prompt
@@ -180,7 +180,7 @@ def test_question_of_two_facts_with_different_answers_is_trained_for_neither(
         ada = runtime.user("ada")
         ada.remember("My dog is called Rex.", questions=["What is my dog called?"], answer="Rex")
         ada.remember("My dog is called Max.", questions=["What is my dog's name?"], answer="Max")
-        monkeypatch.setattr(train_plans, "build_batches", recorded)
+        monkeypatch.setattr(loop, "build_batches", recorded)
         ada.learn("memory", accept=True)
     told = {
         answer: {
@@ -218,7 +218,7 @@ def test_not_knowing_is_never_trained_where_memory_finds_a_fact(
         return steps
 
     monkeypatch.setattr("personalpeft.runtime.MiniLM", MiniLM)
-    monkeypatch.setattr(train_plans, "build_batches", recorded)
+    monkeypatch.setattr(loop, "build_batches", recorded)
     general = load_general_prompts()
     with open_runtime(tmp_path) as runtime:
         ada = runtime.user("ada")

@@ -122,7 +122,7 @@ def test_dislikes_are_compared_with_likes_of_long_ago(
         seen.append({sum(isinstance(term, KTOLoss) for term in terms) for terms in steps})
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.train.train_plans.build_batches", recorded)
+    monkeypatch.setattr("personalpeft.learning.train.loop.build_batches", recorded)
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, MIN_THUMBS, MIN_THUMBS, max_tokens=2)
@@ -149,7 +149,7 @@ def test_each_step_has_ratings_of_both_kinds_where_there_are_enough(
         seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.train.train_plans.build_batches", recorded)
+    monkeypatch.setattr("personalpeft.learning.train.loop.build_batches", recorded)
     with open_runtime(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1, max_tokens=2)
