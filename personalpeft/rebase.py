@@ -15,8 +15,7 @@ from typing import Any
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import HasJson, pluralize
 from personalpeft.learning.data.assignment import load_assignments
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.data.selection import MAX_HOLDOUT
+from personalpeft.learning.data.lesson import MAX_HOLDOUT, Lesson
 from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,

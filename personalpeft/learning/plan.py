@@ -25,9 +25,8 @@ from personalpeft.learning.data.general_prompts import (
     load_general_prompts,
     prompt_languages,
 )
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
-from personalpeft.learning.data.selection import find_too_long, fit_lessons, select_holdout
 from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
 from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
