@@ -68,7 +68,7 @@ def test_the_engine_of_a_server_follows_the_users_of_the_home(
         found.append(checks["serve"]["message"])
         assert checks["backend"]["message"].startswith("llamacpp")
     assert [each.partition(",")[0] for each in found] == ["llamacpp", "llamacpp", "torch"]
-    assert ["2 replies" in each for each in found] == [True, True, False]
+    assert ["; 2 replies" in each for each in found] == [True, True, False]
 
 
 def test_what_learns_is_reported_with_the_reason_for_its_weights(
