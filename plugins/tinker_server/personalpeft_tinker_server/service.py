@@ -16,7 +16,7 @@ from personalpeft.errors import InvalidInput, NotFound, QueueFull
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import USER_SCHEME, Checkpoints, trained_parts
 from personalpeft_tinker_server.database import FOLDER, USER_OWNER, Database
-from personalpeft_tinker_server.executor import SILENCE_SECONDS
+from personalpeft_tinker_server.executor import SILENCE_SECONDS, Executor
 from personalpeft_tinker_server.futures import Futures, QueuedCall, call_id
 from personalpeft_tinker_server.sampling import Sampler
 from personalpeft_tinker_server.sources import Sources
@@ -81,14 +81,8 @@ class Service:
         self._db.execute("update sessions set seen = min(seen, ?)", self._now())
         self.futures = Futures(self._db, steady)
         self.checkpoints = Checkpoints(runtime, self._db, clock, options.aliases)
-        self._trainer = Trainer(
-            runtime,
-            self._db,
-            self.futures,
-            self.checkpoints,
-            steady,
-            self._delete_old,
-        )
+        executor = Executor(runtime, self._db, self.futures, self.checkpoints, steady)
+        self._trainer = Trainer(executor, self._db, self.futures, steady, self._delete_old)
         self._sampler = Sampler(runtime, self._db, self.futures, self.checkpoints, clock)
         if self.futures.queued(in_runs=True) or self.futures.queued(in_runs=False):
             self._start()

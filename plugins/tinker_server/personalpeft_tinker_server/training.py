@@ -10,10 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import format_origin
-from personalpeft_tinker_server.checkpoints import Checkpoints
 from personalpeft_tinker_server.database import Database
 from personalpeft_tinker_server.executor import PASSES, Executor
 from personalpeft_tinker_server.futures import Futures, Outcome, QueuedCall
@@ -33,26 +31,23 @@ class Trainer:
     """The thread that trains.
 
     Args:
-        runtime: The open runtime; its engine is loaded with the first call.
+        executor: Executes the calls, on this thread alone.
         database: Has the runs.
         futures: Has the calls.
-        checkpoints: Keeps saved weights.
         clock: The time.
         maintenance: Called every few seconds between calls.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        executor: Executor,
         database: Database,
         futures: Futures,
-        checkpoints: Checkpoints,
         clock: Clock,
         maintenance: Callable[[], None],
     ) -> None:
+        self._executor, self._maintenance = executor, maintenance
         self._db, self._futures, self._clock = database, futures, clock
-        self._maintenance = maintenance
-        self._executor = Executor(runtime, database, futures, checkpoints, clock)
         self._wake = threading.Condition(threading.RLock())
         self._news = False
         self._started = clock.now().timestamp()
