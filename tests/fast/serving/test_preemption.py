@@ -101,8 +101,11 @@ def test_background_work_is_preempted_before_interactive_requests_and_resumes_af
         preload(engine, stack(1))
         learn = ask(engine, request((1,), user="learn", background=True))
         wait_for_running(engine, 1)
-        people = [ask(engine, request((1,), user=user)) for user in ("ada", "bo")]
-        wait_for_waiting(engine, 2)
+        people = []
+        for number, user in enumerate(("ada", "bo"), 1):
+            people.append(ask(engine, request((1,), user=user)))
+            # Each request has a thread of its own, so the second could arrive first.
+            wait_for_waiting(engine, number)
         backend.go()
         wait_for_running(engine, 3)
         backend.short = 2
