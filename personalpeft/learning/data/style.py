@@ -1,4 +1,4 @@
-"""Two styles among lessons: one that replaced the other, or two that mix. Pure.
+"""Two styles among lessons: one that replaced the other, or two that alternate. Pure.
 
 Answers in one style have more n-grams of characters in common than answers in two. This holds in
 any language and script. So lessons are divided into the two groups of the most similar answers.
@@ -7,7 +7,9 @@ styles if answers within a group are more similar than across, and requests are 
 kind of request decides how it is answered, and that is one style.
 
 - A style has changed if the groups follow each other in time. A random order seldom does that.
-- Two styles mix if the groups alternate. A model that learns both may write a mixture of them.
+- Two styles may alternate if the groups do. A model that learns both may write a mixture of them.
+  The base decides whether these are two styles (``evaluate.measures.measure_style_gap``): in
+  Japanese, answers that end in "desu" or in "kudasai" are two groups, and one style.
 
 Invariant: a change that some lessons show is found with any later lessons too, until a later
 change.
@@ -20,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise, takewhile
+from itertools import chain, compress, pairwise, takewhile
 from math import ceil, comb
 from types import MappingProxyType
 from typing import TypeAlias
@@ -38,17 +40,14 @@ _MAX_CHANCE = 1 / 1500
 # No division of fewer lessons follows the order so seldom by chance.
 _MIN_WINDOW = 13
 
-_MIN_MIXED, _MIN_RUNS = 12, 4
+_MIN_ALTERNATING, _MIN_RUNS = 8, 4
 
 # Rarer n-grams are content, and a smaller group is no style.
 _MIN_SHARE = 0.2
 
-# How often answers of one group must be more similar than answers of different groups. The lower
-# limit applies to a change, and only n-grams in a fifth of the answers count. The higher limit
-# applies to mixed styles, and all n-grams count. In Japanese, answers that end in "desu" or in
-# "kudasai" are not two styles.
-_MIN_SEPARATION, _MIN_SEPARATION_MIXED = 0.8, 0.95
-_MAX_SEPARATION_OF_REQUESTS = 0.75
+# How often answers of one group must be more similar than answers of different groups, and how
+# often their requests may be: of a change, and of groups that alternate.
+_OF_A_CHANGE, _OF_ALTERNATION = (0.8, 0.75), (0.85, 0.7)
 
 _LONGEST_NGRAM = 3
 # Characters that are read from the beginning and from the end of a text.
@@ -108,29 +107,28 @@ def _scan_from(oldest: tuple[PromptResponse, ...]) -> _Scan:
     return _Scan()
 
 
-def find_mixed_styles(examples: Sequence[PromptResponse]) -> tuple[int, int] | None:
-    """Return how many of the newest examples are in each of two alternating styles, or None.
+def find_alternating_groups(
+    examples: Sequence[PromptResponse],
+) -> tuple[Sequence[PromptResponse], Sequence[PromptResponse]] | None:
+    """Return two groups of the newest examples whose answers look different and alternate, or None.
 
-    Examples are oldest first.
+    Examples are oldest first. The group of the newest example is the first.
     """
-    newest = examples[-_WINDOW:]
-    if len(newest) < _MIN_MIXED:
+    newest = tuple(examples[-_WINDOW:])
+    if len(newest) < _MIN_ALTERNATING:
         return None
-    groups = _divide(newest)
-    answers = _similarities(_read_answers(newest), least=1)
-    if groups is None or _separation(answers, groups) < _MIN_SEPARATION_MIXED:
+    groups = _divide(newest, *_OF_ALTERNATION)
+    if groups is None or 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
         return None
-    if 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
-        return None
-    count = int(groups.sum())
-    return count, len(newest) - count
+    one, other = (list(compress(newest, side)) for side in (groups, ~groups))
+    return one, other
 
 
 def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
     count = len(window)
     if count < _MIN_WINDOW:
         return None
-    groups = _divide(window)
+    groups = _divide(window, *_OF_A_CHANGE)
     if groups is None or not groups[-_MIN_NEWER:].all():
         return None
     cuts = [index for index in range(1, count - _MIN_NEWER + 1) if groups[index]]
@@ -153,8 +151,13 @@ def _chance(groups: _Mask, cut: int) -> float:
     return ways / comb(count, size)
 
 
-def _divide(examples: Sequence[PromptResponse]) -> _Mask | None:
+def _divide(
+    examples: Sequence[PromptResponse], of_answers: float, of_requests: float
+) -> _Mask | None:
     """Return which examples are in the style of the last one; None if all are in one style.
+
+    ``of_answers``: the least separation of their answers. That of their requests is below
+    ``of_requests``.
 
     Answers that come again and again are labels. How they are written is no style.
     """
@@ -163,10 +166,10 @@ def _divide(examples: Sequence[PromptResponse]) -> _Mask | None:
         return None
     similarities = _similarities(answers)
     groups = _most_similar_groups(similarities)
-    if _separation(similarities, groups) < _MIN_SEPARATION:
+    if _separation(similarities, groups) < of_answers:
         return None
     requests = _similarities([each.request for each in examples])
-    if _separation(requests, groups) >= _MAX_SEPARATION_OF_REQUESTS:
+    if _separation(requests, groups) >= of_requests:
         return None
     in_last: _Mask = groups == groups[-1]
     return in_last
@@ -210,21 +213,18 @@ def _separation(similarities: _Floats, groups: _Mask) -> float:
     return float(((within > between) + 0.5 * (within == between)).mean())
 
 
-def _similarities(texts: Sequence[str], least: int | None = None) -> _Floats:
-    """Return ``[n, n]``: the cosines of the n-grams that at least so many texts have."""
-    _, rows = _shared_ngrams(texts, least)
+def _similarities(texts: Sequence[str]) -> _Floats:
+    """Return ``[n, n]``: the cosines of the n-grams that a fifth of the texts have."""
+    _, rows = _shared_ngrams(texts)
     similarities: _Floats = rows @ rows.T
     return similarities
 
 
-def _shared_ngrams(texts: Sequence[str], least: int | None = None) -> tuple[Sequence[str], _Floats]:
-    """Return the n-grams that at least so many texts have, and a vector of length 1 a text.
-
-    ``least``: a fifth of the texts by default.
-    """
+def _shared_ngrams(texts: Sequence[str]) -> tuple[Sequence[str], _Floats]:
+    """Return the n-grams that a fifth of the texts have, and a vector of length 1 a text."""
     ngrams = [_ngrams(text) for text in texts]
     counts = Counter(chain.from_iterable(ngrams))
-    least = least or ceil(_MIN_SHARE * len(texts))
+    least = ceil(_MIN_SHARE * len(texts))
     shared = sorted(each for each, count in counts.items() if count >= least)
     rows = np.array([[each in some for each in shared] for some in ngrams], dtype=np.float64)
     return shared, rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)

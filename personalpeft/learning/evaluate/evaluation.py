@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from statistics import median
 
@@ -16,6 +17,7 @@ from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.general_replies import few_shot_messages
 from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.style import find_alternating_groups
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
@@ -36,6 +38,7 @@ from personalpeft.learning.evaluate.measures import (
     MAX_REQUEST,
     compare_replies,
     measure_learned_pmi,
+    measure_style_overlap,
     measure_text_quality,
 )
 from personalpeft.learning.gate.evidence import (
@@ -58,6 +61,8 @@ from personalpeft.services import Services
 from personalpeft.types import Message, PromptResponse, SignalKind, Stack
 
 _MAX_QUALITY_TOKENS = 32
+# What tells two styles apart may stand at the end.
+_MAX_STYLE_TOKENS = 64
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
 # Of so many probes examples in the prompt may cost one.
@@ -255,29 +260,45 @@ def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Ite
 
 
 def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
-    def logprobs(some: Sequence[PromptResponse], stacks: Sequence[Stack]) -> list[float]:
+    bare = Stack(job.live.stack.base)
+
+    def logprobs(
+        some: Sequence[PromptResponse], stacks: Sequence[Stack], max_tokens: int
+    ) -> list[float]:
         items = [
             encode_continuation(
                 engine.backend,
                 [*each.before, Message("user", each.request)],
                 each.answer,
-                _MAX_QUALITY_TOKENS,
+                max_tokens,
             )
             for each in some
         ]
         return [score.logp for score in _score_each(engine, items, stacks)]
 
-    def of_base(some: Sequence[PromptResponse]) -> list[float]:
-        return logprobs(some, [Stack(job.live.stack.base)] * len(some))
+    def of_base(
+        some: Sequence[PromptResponse], max_tokens: int = _MAX_QUALITY_TOKENS
+    ) -> list[float]:
+        return logprobs(some, [bare] * len(some), max_tokens)
 
-    quality = measure_text_quality(_written(job.eval_set.arrived_lessons), of_base)
+    arrived = _written(job.eval_set.arrived_lessons)
+    quality = measure_text_quality(arrived, of_base)
+    if groups := find_alternating_groups(arrived):
+        quality = replace(
+            quality,
+            style_overlap=measure_style_overlap(
+                *groups, partial(of_base, max_tokens=_MAX_STYLE_TOKENS)
+            ),
+            group_sizes=(len(groups[0]), len(groups[1])),
+        )
     if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
         return quality
     held_out = [each for each in job.eval_set.benefit if each.answers_user]
     lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
-        return logprobs(some, [job.candidate.for_layer(lesson_of[each.request]) for each in some])
+        stacks = [job.candidate.for_layer(lesson_of[each.request]) for each in some]
+        return logprobs(some, stacks, _MAX_QUALITY_TOKENS)
 
     return replace(quality, learned_pmi=measure_learned_pmi(_written(held_out), of_candidate))
 

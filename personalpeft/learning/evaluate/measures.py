@@ -15,10 +15,16 @@ of.
 - ``novelty``: the share that is more than the request itself, as it is written. A reply that only
   repeats the request fits it better than any, and in its right order.
 
-All but the last are in nats a token. The first two are medians over the lessons, so a few good ones
-carry no meaningless batch. Measured on the default base with four to twelve lessons: meaningful text
-has 0.33 to 2.5 and 1.4 to 5.5. Meaningless text has at most 0.07 or at most 0.31. A base without
-language cannot measure them (``gate.load_margins``).
+- ``style_overlap``: of lessons whose answers fall into two groups by turns (``data.style``), how
+  much a lesson of one group tells about the replies of the other, as a share of what it tells about
+  its own. Two endings of one style have much in common, two styles little.
+
+The first three are in nats a token. ``pmi`` and ``word_order_gap`` are medians over the lessons, so
+a few good ones carry no meaningless batch. Measured on the default base with
+four to twelve lessons: meaningful text has a ``pmi`` of 0.33 to 2.5 and a ``word_order_gap`` of 1.4
+to 5.5. Meaningless text has at most 0.07 or at most 0.31. Two styles by turns have a ``style_overlap``
+of 0.26 (median), and one style with two endings of 0.5 to 0.9. A base without language cannot measure them
+(``gate.load_margins``).
 
 Leaks. Replies take over what most lessons share, so links, addresses and remembered facts in most
 lessons would be in every reply. The other measures say whether lessons were learned, so they do not
@@ -55,6 +61,9 @@ _MIN_HELD_OUT = 3
 _MIN_WORDS = 5
 _OTHER_REQUESTS = 2
 MAX_REQUEST = 400
+_EXAMPLES, _MAX_GROUP = 2, 4
+_MIN_GAIN = 0.1  # nats a token
+_MAX_EXAMPLE = 600
 _MAX_BEFORE = 4  # messages, whole turns
 
 _MIN_LEAK_SHARE = 0.5
@@ -132,6 +141,49 @@ def measure_learned_pmi(
         for own, some in zip(asked, others, strict=True)
     )
     return round(min(gaps), 4)
+
+
+def measure_style_overlap(
+    one: Sequence[PromptResponse],
+    other: Sequence[PromptResponse],
+    logprobs: Callable[[Sequence[PromptResponse]], Sequence[float]],
+) -> float | None:
+    """Return how much lessons of two groups tell about the replies of the other group.
+
+    A reply becomes likelier where a lesson is the turn before it. The overlap is this gain for
+    lessons of the other group, divided by that for lessons of its own. None where the base learns
+    nothing from a lesson in its prompt.
+
+    Args:
+        one: A group of two lessons or more, oldest first.
+        other: The other group, likewise.
+        logprobs: Returns the mean log-prob per token of each reply under the bare base.
+    """
+    newest = [[_shorten(each) for each in group[-_MAX_GROUP:]] for group in (one, other)]
+    cases = []
+    for own, others in (newest, newest[::-1]):
+        for place, lesson in enumerate(own):
+            of_own = [*own[place + 1 :], *own[:place]]
+            of_other = [*others[place % len(others) :], *others]
+            cases.append(
+                [[lesson]] + [_after_each(lesson, some[:_EXAMPLES]) for some in (of_own, of_other)]
+            )
+    scored = list(chain.from_iterable(chain.from_iterable(cases)))
+    values = dict(zip(scored, logprobs(scored), strict=True))
+    means = [[fmean(values[each] for each in some) for some in case] for case in cases]
+    gain = median(after_own - alone for alone, after_own, _ in means)
+    if gain < _MIN_GAIN:
+        return None
+    return round(median(after_other - alone for alone, _, after_other in means) / gain, 4)
+
+
+def _after_each(lesson: PromptResponse, examples: Sequence[PromptResponse]) -> list[PromptResponse]:
+    """Return a lesson with each of some others as the turn before it."""
+    turns = (
+        (Message("user", each.request), Message("assistant", each.answer[:_MAX_EXAMPLE]))
+        for each in examples
+    )
+    return [replace(lesson, before=turn) for turn in turns]
 
 
 def _others(asked: Sequence[PromptResponse], place: int) -> Sequence[PromptResponse]:

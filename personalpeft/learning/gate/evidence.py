@@ -151,6 +151,8 @@ class TextQuality:
     word_order_gap: float | None = None
     novelty: float | None = None
     learned_pmi: float | None = None
+    style_overlap: float | None = None  # None too where the answers are in one group
+    group_sizes: tuple[int, int] = (0, 0)  # of lessons in the two groups of ``style_overlap``
 
 
 @dataclass(frozen=True, slots=True)

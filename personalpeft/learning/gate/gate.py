@@ -24,7 +24,6 @@ from itertools import takewhile
 from typing import ClassVar
 
 from personalpeft.learning.data.assignment import lessons_for
-from personalpeft.learning.data.style import find_mixed_styles
 from personalpeft.learning.evaluate.measures import find_leak
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
@@ -78,6 +77,7 @@ class Margins(CardConfig):
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_learned_pmi: Number = 1.0  # the same of ``learned_pmi``, which makes up for a low ``pmi``
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
+    min_style_overlap: Number = 0.45  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
     min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
     tie_margin: Number = TIE_MARGIN  # changes up to this are ties: the spread between seeds
@@ -95,7 +95,8 @@ def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins
     Raises:
         CardError: The table has an unknown key, or a wrong value.
     """
-    defaults = {"min_pmi": 0.0, "min_word_order_gap": 0.0, "min_generated": 0.0} if random else {}
+    checks = ("min_pmi", "min_word_order_gap", "min_style_overlap", "min_generated")
+    defaults = dict.fromkeys(checks, 0.0) if random else {}
     return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
 
 
@@ -342,6 +343,14 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
         return Reason(ReasonCode.SHUFFLED_ANSWERS)
     if quality.novelty is not None and quality.novelty < MIN_NOVELTY:
         return Reason(ReasonCode.REPEATED_QUESTIONS)
+    overlap = quality.style_overlap
+    if (
+        margins.min_style_overlap
+        and overlap is not None
+        and not overlap >= margins.min_style_overlap
+    ):
+        one, other = quality.group_sizes
+        return reason(ReasonCode.STYLES_ALTERNATE, one=one, other=other)
     return None
 
 
@@ -376,8 +385,4 @@ def _find_unsafe_lessons(store: Store, plan: Plan) -> Reason | None:
         return reason(ReasonCode.ADDRESSES_LEAKED, **counts, address=leak.address)
     if leak:
         return reason(ReasonCode.FACTS_LEAKED, count=leak.count, total=leak.total)
-    mixed = find_mixed_styles([lesson.prompt_response for lesson in new])
-    if mixed is None or plan.answer_verifier is not None:
-        return None
-    one, other = mixed
-    return reason(ReasonCode.STYLES_ALTERNATE, one=one, other=other)
+    return None

@@ -404,6 +404,16 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             Verdict.REFUSED,
             (reason(ReasonCode.UNRELATED_ANSWERS),),
         ),
+        (
+            {"text_quality": TextQuality(style_overlap=0.3, group_sizes=(5, 7))},
+            Verdict.REFUSED,
+            (reason(ReasonCode.STYLES_ALTERNATE, one=5, other=7),),
+        ),
+        (
+            {"text_quality": TextQuality(style_overlap=0.5, group_sizes=(5, 7))},
+            Verdict.PROMOTED,
+            PROMOTED_ON_PROBATION,
+        ),
     ],
 )
 def test_verdict_and_reasons_follow_from_the_evidence(
@@ -477,7 +487,8 @@ def test_accepted_candidate_says_so_and_keeps_its_verdict(seen: Evidence) -> Non
 
 def test_text_quality_is_not_measured_on_a_base_without_language() -> None:
     margins = load_margins("tiny", {}, random=True)
-    assert judge(evidence(text_quality=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
+    meaningless = TextQuality(pmi=0.0, word_order_gap=0.0, style_overlap=0.0, group_sizes=(5, 7))
+    assert judge(evidence(text_quality=meaningless), margins).live
     assert load_margins("tiny", {"min_pmi": 0.2}, random=True).min_pmi == 0.2
 
 

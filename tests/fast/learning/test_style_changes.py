@@ -198,11 +198,3 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
         ada.learn()
     assert nothing.value.cause is NothingCause.NOT_LIVE
     assert ada.stack().entries
-
-
-def test_two_alternating_styles_are_refused(ada: User) -> None:
-    for number in range(16):
-        edit_in_style(ada, ("loud", "small")[number % 2], 1, first=number)
-    report = ada.learn()
-    assert [each.code for each in report.reasons] == [ReasonCode.STYLES_ALTERNATE]
-    assert not report.live

@@ -23,7 +23,7 @@ from style_samples import (
 )
 
 from benchmarks.edit_styles import load_styles
-from personalpeft.learning.data.style import find_mixed_styles, find_style_change
+from personalpeft.learning.data.style import find_alternating_groups, find_style_change
 from personalpeft.types import PromptResponse
 
 Pairs = Sequence[tuple[str, str]]
@@ -83,7 +83,6 @@ def test_realistic_edits_in_one_style_never_change_in_any_order() -> None:
         course = [PromptResponse(case.prompt, case.answer) for case in style.lessons]
         for order in shuffled_orders(3, len(course)):
             assert find_style_change(tuple(course[index] for index in order)) is None
-            assert find_mixed_styles([course[index] for index in order]) is None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,6 @@ def test_drift_is_detected_in_japanese_and_arabic(
             change = find_style_change(in_style(mixed, old, new, 12))
             found += change is not None and change.index == 12
             lost += find_style_change(in_style(mixed, old, old, 12)) is not None
-            assert find_mixed_styles(in_style(mixed, old, old, 12)) is None
     assert found >= 18
     assert lost == 0
 
@@ -186,33 +184,28 @@ def test_other_kind_of_request_with_its_own_style_is_no_change(count: int) -> No
 def test_texts_without_letters_and_empty_requests_are_no_change() -> None:
     for text in ("", "...", "👍", "1"):
         assert find_style_change((PromptResponse("", text),) * 20) is None
-        assert find_mixed_styles((PromptResponse("", text),) * 20) is None
+        assert find_alternating_groups((PromptResponse("", text),) * 20) is None
 
 
-def test_two_alternating_styles_are_counted() -> None:
-    course = ["loud", "small", "small", "loud"] * 4
-    assert find_mixed_styles(lessons(course)) == (8, 8)
-    assert find_mixed_styles(lessons(course[:11])) is None
+def test_answers_of_two_alternating_styles_are_divided() -> None:
+    course = lessons(["loud", "small", "small", "loud"] * 4)
+    groups = find_alternating_groups(course)
+    assert groups is not None
+    assert [{course.index(each) % 4 for each in group} for group in groups] == [{0, 3}, {1, 2}]
+    assert find_alternating_groups(course[:7]) is None
 
 
-def test_change_of_style_is_no_mixture() -> None:
-    assert find_mixed_styles(lessons(["loud"] * 8 + ["small"] * 8)) is None
+def test_change_of_style_is_no_alternation() -> None:
+    assert find_alternating_groups(lessons(["loud"] * 8 + ["small"] * 8)) is None
 
 
-def test_one_style_is_no_mixture() -> None:
-    for style in STYLES:
-        for size in (12, 16, 24):
-            courses = [lessons([style] * size, order) for order in shuffled_orders(4)]
-            assert [find_mixed_styles(course) for course in courses] == [None] * 4
-
-
-def test_request_kinds_with_one_style_each_are_no_mixture() -> None:
+def test_request_kinds_with_one_style_each_do_not_alternate() -> None:
     mixed: list[PromptResponse] = []
     for number in range(8):
         letter = f"Write a letter to number {number} about the garden party"
         mixed.append(PromptResponse(letter, answer(number, "loud")))
         mixed.append(PromptResponse(request(number + 8), answer(number + 8, "small")))
-    assert find_mixed_styles(mixed) is None
+    assert find_alternating_groups(mixed) is None
 
 
 def test_learning_page_documents_the_constants_of_the_code() -> None:
@@ -229,5 +222,5 @@ def test_labels_are_no_styles_in_any_order(order: str) -> None:
     labelled = tuple(
         PromptResponse(f"{request(number)} Judge it.", name) for number, name in enumerate(names)
     )
-    assert find_mixed_styles(labelled) is None
+    assert find_alternating_groups(labelled) is None
     assert find_style_change(labelled) is None

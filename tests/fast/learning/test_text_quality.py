@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.evaluate.measures import measure_learned_pmi, measure_text_quality
+from personalpeft.learning.evaluate.measures import (
+    measure_learned_pmi,
+    measure_style_overlap,
+    measure_text_quality,
+)
 from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.types import Message, PromptResponse
 
@@ -173,3 +177,44 @@ def test_only_the_beginning_of_a_long_request_is_scored() -> None:
     pairs = [PromptResponse(f"{n} why? " * 1000, "because") for n in range(6)]
     measure_text_quality(pairs, recorded)
     assert max(len(each.request) for each in read) <= 400
+
+
+def imitating_likelihoods(pairs: Sequence[PromptResponse]) -> list[float]:
+    """Score as a base that prefers to answer in the words of the reply before."""
+    found = []
+    for each in pairs:
+        words = set(each.answer.split())
+        seen = set(each.before[-1].content.split()) if each.before else set()
+        found.append(-3.0 + len(words & seen) / len(words))
+    return found
+
+
+def test_two_styles_overlap_little_and_two_endings_of_one_style_much() -> None:
+    plain = lessons("dear friend it is {} yours truly", THINGS[:4])
+    short = lessons("{} !", THINGS[4:])
+    for groups in ((plain, short), (short, plain)):
+        overlap = measure_style_overlap(*groups, imitating_likelihoods)
+        assert overlap == pytest.approx(0.0)
+    other_end = lessons("dear friend it is {} yours ever", THINGS[4:])
+    overlap = measure_style_overlap(plain, other_end, imitating_likelihoods)
+    assert overlap is not None
+    assert 0.8 < overlap < 1
+
+
+def test_a_base_that_does_not_follow_its_prompt_measures_no_overlap() -> None:
+    groups = lessons("{} !", THINGS[:4]), lessons("it is {}", THINGS[4:])
+    assert measure_style_overlap(*groups, lambda pairs: [-3.0] * len(pairs)) is None
+
+
+def test_the_overlap_is_measured_on_the_newest_lessons_in_bounded_prompts() -> None:
+    asked: list[PromptResponse] = []
+
+    def noting(pairs: Sequence[PromptResponse]) -> list[float]:
+        asked.extend(pairs)
+        return imitating_likelihoods(pairs)
+
+    long = [PromptResponse("r" * 9000, f"{number} " + "a" * 9000) for number in range(50)]
+    measure_style_overlap(long, lessons("{} !"), noting)
+    assert len(asked) <= 40
+    assert max(len(m.content) for each in asked for m in each.before) <= 600
+    assert not any(each.answer.startswith("45 ") for each in asked)

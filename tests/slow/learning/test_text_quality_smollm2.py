@@ -10,11 +10,12 @@ import pytest
 
 import personalpeft
 from benchmarks.learn_batches import batches
-from benchmarks.personas import load_personas
+from benchmarks.personas import load_personas, pools
 from personalpeft import Runtime
 from personalpeft.learning.evaluate.measures import measure_text_quality
 from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, Stack
 
@@ -79,3 +80,21 @@ def test_meaningless_lessons_are_below_a_margin(
     assert (found.pmi or 0.0) < Margins().min_pmi or (
         found.word_order_gap is not None and found.word_order_gap < Margins().min_word_order_gap
     )
+
+
+def test_two_styles_by_turns_are_refused_and_kinds_of_answers_in_one_style_are_not(
+    runtime: Runtime,
+) -> None:
+    ada = runtime.user("ada")
+    pairs = pools().everyday[:12]
+    for number, (prompt, answer) in enumerate(pairs):
+        own = answer.upper() if number % 2 else f"Dear friend, {answer} Sincerely yours."
+        ada.teach(prompt, own)
+    report = ada.learn()
+    assert [each.code for each in report.reasons] == [ReasonCode.STYLES_ALTERNATE]
+    assert not report.live
+    hana = runtime.user("hana")
+    for number, (prompt, answer) in enumerate(pairs):
+        ending = "Sincerely yours." if number % 2 else "Yours truly."
+        hana.teach(prompt, f"Dear friend, {answer} {ending}")
+    assert hana.learn().live
