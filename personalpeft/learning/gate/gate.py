@@ -77,7 +77,7 @@ class Margins(CardConfig):
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_learned_pmi: Number = 1.0  # the same of ``learned_pmi``, which makes up for a low ``pmi``
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
-    min_style_overlap: Number = 0.45  # see ``TextQuality``; 0 switches the check off
+    min_style_overlap: Fraction = 0.45  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
     min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
     tie_margin: Number = TIE_MARGIN  # changes up to this are ties: the spread between seeds
