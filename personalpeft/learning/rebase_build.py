@@ -30,7 +30,6 @@ from personalpeft.learning.evaluate.eval_job import (
     MAX_EXAMPLES,
     EvalJob,
     EvalSet,
-    ThrottledScorer,
     effective_stack,
     examples_for_probes,
     make_eval_job,
@@ -38,8 +37,8 @@ from personalpeft.learning.evaluate.eval_job import (
 from personalpeft.learning.evaluate.evaluation import (
     evaluate,
     measure_build_leakage,
-    score_answers,
 )
+from personalpeft.learning.evaluate.scoring import ThrottledScorer, score_answers
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, PromptExampleResults
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner

@@ -15,10 +15,9 @@ from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     EffectiveStack,
-    StackSelector,
     effective_stack,
 )
-from personalpeft.learning.evaluate.evaluation import score_answers
+from personalpeft.learning.evaluate.scoring import StackSelector, score_answers
 from personalpeft.learning.gate.evidence import EvalItem
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.layers import layer_order, trained_on

@@ -120,6 +120,14 @@ class Lesson:
         return self.messages[-1].role == "user"
 
     @property
+    def is_written(self) -> bool:
+        """Whether a user wrote the chosen reply in full.
+
+        A fact's answer is a word or two, and a liked reply is the model's own.
+        """
+        return self.kind not in (SignalKind.FACT, SignalKind.RATING)
+
+    @property
     def conversation(self) -> tuple[Message, ...]:
         """The turns of user and assistant up to the request.
 

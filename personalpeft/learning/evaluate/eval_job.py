@@ -1,17 +1,17 @@
-"""What one candidate is measured on: lessons, the stacks that answer, requests and scorer.
+"""What one candidate is measured on: lessons, the stacks that answer, and the requests.
 
 Where a verifier judges replies, to held-out prompts or to tasks, they are sampled and judged here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import fmean
 from typing import TypeAlias
 
-from personalpeft.backends.base import Backend, Continuation, Score
+from personalpeft.backends.base import Backend
 from personalpeft.chat.examples import MIN_LESSONS, nearest_examples
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
@@ -22,7 +22,7 @@ from personalpeft.learning.data.general_prompts import (
 )
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, EvalItem, Evidence
-from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, LearnOptions, wait_while
+from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -44,30 +44,6 @@ _EXTRA_TOKENS = 4
 
 EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
 """The evidence, and examples for the report."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottledScorer:
-    """Scores in turns with users who chat, since the model does one thing at a time."""
-
-    engine: Engine
-    paused: Condition
-    cancelled: Condition
-
-    @property
-    def backend(self) -> Backend:
-        return self.engine.backend
-
-    def score(
-        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
-    ) -> tuple[Score, ...]:
-        wait_while(self.paused, self.cancelled)
-        self.engine.yield_to_foreground(MAX_YIELD_SECONDS)
-        return self.engine.score(items, stack, kl=kl)
-
-
-Scorer: TypeAlias = Engine | ThrottledScorer
-"""What scores continuations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +93,6 @@ class EvalTask:
     task: Task
     live: Request
     candidate: Request
-
-
-StackSelector: TypeAlias = Callable[[Lesson], Stack]
-"""Returns the stack that a lesson is scored with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from statistics import median
 
-from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.base import Continuation
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.general_replies import few_shot_messages
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.data.style import find_alternating_groups
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
     EffectiveStack,
     EvalJob,
     EvalResult,
-    Scorer,
-    StackSelector,
-    ThrottledScorer,
 )
 from personalpeft.learning.evaluate.exposure import (
     MAX_TRAINED,
@@ -34,13 +29,9 @@ from personalpeft.learning.evaluate.exposure import (
     measure_leakage,
     measure_variant_leakage,
 )
-from personalpeft.learning.evaluate.measures import (
-    MAX_REQUEST,
-    compare_replies,
-    measure_learned_pmi,
-    measure_style_overlap,
-    measure_text_quality,
-)
+from personalpeft.learning.evaluate.reply_classifier import compare_replies
+from personalpeft.learning.evaluate.scoring import Scorer, ThrottledScorer, score_answers
+from personalpeft.learning.evaluate.text_quality import measure_arrived_lessons
 from personalpeft.learning.gate.evidence import (
     TRAINED_ELSEWHERE,
     BaseProbeResults,
@@ -51,26 +42,18 @@ from personalpeft.learning.gate.evidence import (
     LeakageGap,
     ProbeResults,
     PromptExampleResults,
-    TextQuality,
     ThumbsResults,
 )
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.services import Services
-from personalpeft.types import Message, PromptResponse, SignalKind, Stack
+from personalpeft.types import Message, SignalKind, Stack
 
-_MAX_QUALITY_TOKENS = 32
-# What tells two styles apart may stand at the end.
-_MAX_STYLE_TOKENS = 64
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
 # Of so many probes examples in the prompt may cost one.
 _PROBES_PER_LOSS = 20
-# Meaningful texts that the base can judge have more.
-_CLEAR_PMI = 0.3
-# A fact's answer is a word or two, and a liked reply is the model's own.
-_UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
 
 
 def evaluate(
@@ -130,39 +113,6 @@ def evaluate(
     return results
 
 
-def score_answers(
-    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
-) -> dict[str, Score]:
-    """Return the score of each lesson's chosen reply, by the lesson's key.
-
-    Args:
-        engine: Scores.
-        lessons: The lessons.
-        select: Returns the stack for a lesson.
-        max_length: The tokens at which a reply is cut, as in training.
-    """
-    items = [
-        encode_continuation(
-            engine.backend, each.messages, each.chosen, max_length, ended=each.ended
-        )
-        for each in lessons
-    ]
-    scores = _score_each(engine, items, list(map(select, lessons)))
-    return {lesson.key: score for lesson, score in zip(lessons, scores, strict=True)}
-
-
-def _score_each(
-    engine: Scorer, items: Sequence[Continuation], stacks: Sequence[Stack]
-) -> list[Score]:
-    """Score each continuation under its own stack, those of one stack together."""
-    scores: dict[int, Score] = {}
-    for stack in dict.fromkeys(stacks):
-        numbers = [number for number, each in enumerate(stacks) if each == stack]
-        together = [items[number] for number in numbers]
-        scores |= zip(numbers, engine.score(together, stack), strict=True)
-    return [scores[number] for number in range(len(items))]
-
-
 def _measure(
     engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]], of_base: Completions
 ) -> EvalResult:
@@ -187,7 +137,7 @@ def _measure(
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
-        text_quality=_measure_arrived_lessons(engine, job),
+        text_quality=measure_arrived_lessons(engine, job),
         generation=_measure_generation(engine, job, after, sampled),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
         if rated_replies[1]
@@ -259,59 +209,6 @@ def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Ite
         yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
 
-def _measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
-    bare = Stack(job.live.stack.base)
-
-    def logprobs(
-        some: Sequence[PromptResponse], stacks: Sequence[Stack], max_tokens: int
-    ) -> list[float]:
-        items = [
-            encode_continuation(
-                engine.backend,
-                [*each.before, Message("user", each.request)],
-                each.answer,
-                max_tokens,
-            )
-            for each in some
-        ]
-        return [score.logp for score in _score_each(engine, items, stacks)]
-
-    def of_base(
-        some: Sequence[PromptResponse], max_tokens: int = _MAX_QUALITY_TOKENS
-    ) -> list[float]:
-        return logprobs(some, [bare] * len(some), max_tokens)
-
-    arrived = _written(job.eval_set.arrived_lessons)
-    quality = measure_text_quality(arrived, of_base)
-    if groups := find_alternating_groups(arrived):
-        quality = replace(
-            quality,
-            style_overlap=measure_style_overlap(
-                *groups, partial(of_base, max_tokens=_MAX_STYLE_TOKENS)
-            ),
-            group_sizes=(len(groups[0]), len(groups[1])),
-        )
-    if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
-        return quality
-    held_out = [each for each in job.eval_set.benefit if each.answers_user]
-    lesson_of = {each.messages[-1].content[:MAX_REQUEST]: each for each in held_out}
-
-    def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
-        stacks = [job.candidate.for_layer(lesson_of[each.request]) for each in some]
-        return logprobs(some, stacks, _MAX_QUALITY_TOKENS)
-
-    return replace(quality, learned_pmi=measure_learned_pmi(_written(held_out), of_candidate))
-
-
-def _written(lessons: Sequence[Lesson]) -> list[PromptResponse]:
-    """Return the lessons that answer a user and were written by one."""
-    return [
-        replace(each.prompt_response, before=each.conversation[:-1])
-        for each in lessons
-        if each.kind not in _UNWRITTEN_KINDS and each.answers_user
-    ]
-
-
 def _measure_generation(
     engine: Scorer, job: EvalJob, greedy: Sequence[str], sampled: Sequence[str]
 ) -> GenerationResults:
@@ -354,7 +251,7 @@ def _measure_leakage(
     unseen = [
         item.after - item.base
         for lesson, item in held_out
-        if lesson.kind not in _UNWRITTEN_KINDS and item.base is not None
+        if lesson.is_written and item.base is not None
     ]
     return _rank_trained(
         engine, job.eval_set.trained, unseen, job.candidate, job.eval_set.max_length
@@ -377,7 +274,7 @@ def measure_build_leakage(
         candidate: The stack with the layer.
         max_length: The tokens at which a reply is cut.
     """
-    written = [each for each in held_out if each.kind not in _UNWRITTEN_KINDS]
+    written = [each for each in held_out if each.is_written]
     unseen = _score_gains(engine, written, candidate, max_length)
     return _rank_trained(engine, trained, unseen, candidate, max_length)
 
@@ -394,7 +291,7 @@ def _rank_trained(
     Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
     held out.
     """
-    written = [each for each in trained if each.kind not in _UNWRITTEN_KINDS]
+    written = [each for each in trained if each.is_written]
     facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
     if not (written or facts):
         return Leakage(missing=LeakageGap.NO_LESSONS)

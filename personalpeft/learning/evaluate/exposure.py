@@ -38,7 +38,7 @@ from statistics import fmean
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.eval_job import Scorer, StackSelector
+from personalpeft.learning.evaluate.scoring import Scorer, StackSelector
 from personalpeft.learning.gate.evidence import Leakage, LeakageGap
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces

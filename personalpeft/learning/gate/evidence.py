@@ -145,12 +145,14 @@ class PromptExampleResults:
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """See ``evaluate.measures``. None where there are too few lessons. The field names are stored."""
+    """See ``evaluate.text_quality``. None where there are too few lessons. The field names are stored."""
 
     pmi: float | None = None
     word_order_gap: float | None = None
     novelty: float | None = None
     learned_pmi: float | None = None
+    end_surprisal: float | None = None
+    learned_end_surprisal: float | None = None
     style_overlap: float | None = None  # None too where the answers are in one group
     group_sizes: tuple[int, int] = (0, 0)  # of lessons in the two groups of ``style_overlap``
 

@@ -24,7 +24,6 @@ from itertools import takewhile
 from typing import ClassVar
 
 from personalpeft.learning.data.assignment import lessons_for
-from personalpeft.learning.evaluate.measures import find_leak
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,
@@ -35,6 +34,7 @@ from personalpeft.learning.gate.evidence import (
     LeakageGap,
     TextQuality,
 )
+from personalpeft.learning.gate.leak_check import find_leak
 from personalpeft.learning.layers import ancestors, trained_on
 from personalpeft.learning.outcomes import (
     MoveCause,
@@ -57,6 +57,8 @@ MAX_P_VALUE_OF_REPLIES = 0.1
 """A candidate passes only if the classifier prefers its replies, and not by chance."""
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
+MAX_LEARNED_END_SURPRISAL = 0.5
+"""In nats: a candidate knows better than to 60 % where held-out answers end."""
 
 
 class Margins(CardConfig):
@@ -77,6 +79,7 @@ class Margins(CardConfig):
     min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
     min_learned_pmi: Number = 1.0  # the same of ``learned_pmi``, which makes up for a low ``pmi``
     min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
+    max_end_surprisal: Number = 10.0  # in nats, see ``TextQuality``; 0 switches the check off
     min_style_overlap: Fraction = 0.45  # see ``TextQuality``; 0 switches the check off
     min_effect: Number = 0.1  # least mean gain of held-out items, in nats a token
     min_generated: Fraction = 0.4  # least share of replies to held-out prompts that are as wanted
@@ -95,7 +98,13 @@ def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins
     Raises:
         CardError: The table has an unknown key, or a wrong value.
     """
-    checks = ("min_pmi", "min_word_order_gap", "min_style_overlap", "min_generated")
+    checks = (
+        "min_pmi",
+        "min_word_order_gap",
+        "max_end_surprisal",
+        "min_style_overlap",
+        "min_generated",
+    )
     defaults = dict.fromkeys(checks, 0.0) if random else {}
     return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
 
@@ -343,6 +352,8 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
         return Reason(ReasonCode.SHUFFLED_ANSWERS)
     if quality.novelty is not None and quality.novelty < MIN_NOVELTY:
         return Reason(ReasonCode.REPEATED_QUESTIONS)
+    if margins.max_end_surprisal and not _ends_are_clear(quality, margins.max_end_surprisal):
+        return Reason(ReasonCode.BROKEN_OFF_ANSWERS)
     overlap = quality.style_overlap
     if (
         margins.min_style_overlap
@@ -352,6 +363,15 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
         one, other = quality.group_sizes
         return reason(ReasonCode.STYLES_ALTERNATE, one=one, other=other)
     return None
+
+
+def _ends_are_clear(quality: TextQuality, limit: float) -> bool:
+    """Return whether the base or the candidate would end the new answers where they end."""
+    end, learned = quality.end_surprisal, quality.learned_end_surprisal
+    if end is None or learned is None:
+        return True
+    # A candidate can learn where labels end. Where a text was cut, it cannot.
+    return end <= limit or learned <= MAX_LEARNED_END_SURPRISAL
 
 
 def _allowed(share: float, asked: int) -> float:

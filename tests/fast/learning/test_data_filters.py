@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.measures import Leak, find_leak
+from personalpeft.learning.gate.leak_check import Leak, find_leak
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(

@@ -405,6 +405,27 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
             (reason(ReasonCode.UNRELATED_ANSWERS),),
         ),
         (
+            {"text_quality": TextQuality(end_surprisal=15.0, learned_end_surprisal=0.8)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.BROKEN_OFF_ANSWERS),),
+        ),
+        (
+            {"text_quality": TextQuality(end_surprisal=15.0, learned_end_surprisal=math.nan)},
+            Verdict.REFUSED,
+            (reason(ReasonCode.BROKEN_OFF_ANSWERS),),
+        ),
+        # Labels of one letter end so.
+        (
+            {"text_quality": TextQuality(end_surprisal=17.0, learned_end_surprisal=0.1)},
+            Verdict.PROMOTED,
+            PROMOTED_ON_PROBATION,
+        ),
+        (
+            {"text_quality": TextQuality(end_surprisal=7.5, learned_end_surprisal=2.0)},
+            Verdict.PROMOTED,
+            PROMOTED_ON_PROBATION,
+        ),
+        (
             {"text_quality": TextQuality(style_overlap=0.3, group_sizes=(5, 7))},
             Verdict.REFUSED,
             (reason(ReasonCode.STYLES_ALTERNATE, one=5, other=7),),
@@ -487,7 +508,14 @@ def test_accepted_candidate_says_so_and_keeps_its_verdict(seen: Evidence) -> Non
 
 def test_text_quality_is_not_measured_on_a_base_without_language() -> None:
     margins = load_margins("tiny", {}, random=True)
-    meaningless = TextQuality(pmi=0.0, word_order_gap=0.0, style_overlap=0.0, group_sizes=(5, 7))
+    meaningless = TextQuality(
+        pmi=0.0,
+        word_order_gap=0.0,
+        end_surprisal=15.0,
+        learned_end_surprisal=9.0,
+        style_overlap=0.0,
+        group_sizes=(5, 7),
+    )
     assert judge(evidence(text_quality=meaningless), margins).live
     assert load_margins("tiny", {"min_pmi": 0.2}, random=True).min_pmi == 0.2
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.evaluate.measures import (
+from personalpeft.learning.evaluate.text_quality import (
     measure_learned_pmi,
     measure_style_overlap,
     measure_text_quality,

@@ -12,7 +12,7 @@ import personalpeft
 from benchmarks.learn_batches import batches
 from benchmarks.personas import load_personas, pools
 from personalpeft import Runtime
-from personalpeft.learning.evaluate.measures import measure_text_quality
+from personalpeft.learning.evaluate.text_quality import measure_text_quality
 from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.outcomes import ReasonCode
@@ -98,3 +98,20 @@ def test_two_styles_by_turns_are_refused_and_kinds_of_answers_in_one_style_are_n
         ending = "Sincerely yours." if number % 2 else "Yours truly."
         hana.teach(prompt, f"Dear friend, {answer} {ending}")
     assert hana.learn().live
+
+
+def test_texts_that_were_cut_are_refused_and_labels_of_one_letter_are_not(
+    runtime: Runtime,
+) -> None:
+    imre, lena = runtime.user("imre"), runtime.user("lena")
+    for number, (prompt, answer) in enumerate(pools().everyday[:12]):
+        imre.teach(prompt, " ".join(answer.split()[: 3 + number % 3]))
+    names = ("Anna", "Boris", "Chloe", "Daniel", "Eva", "Felix", "Greta", "Henry", "Iris")
+    for name in names:
+        lena.teach(f"Give the initial of {name}.", f"{name[0]}.", skill="initial")
+    report = imre.learn()
+    assert not report.live
+    ends = report.scores["text_quality"]
+    assert ends["end_surprisal"] > 10
+    assert ends["learned_end_surprisal"] > 0.5
+    assert lena.learn().live
