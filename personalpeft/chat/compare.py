@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from personalpeft.chat.request import augment_prompt, check_tool_support, stack_with_revision
+from personalpeft.chat.request import (
+    add_examples,
+    augment_prompt,
+    check_tool_support,
+    stack_with_revision,
+)
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
 from personalpeft.engine.engine import Request
-from personalpeft.errors import Cancelled, InvalidInput
+from personalpeft.engine.request import Completion
+from personalpeft.errors import Cancelled, InvalidInput, PromptTooLong
 from personalpeft.feedback import review_probation, training_payload
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt
@@ -30,13 +36,17 @@ _COLUMN = 46
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of two answers. Hide ``revision`` (or "base") until the user has chosen."""
+    """One of two answers. Hide ``revision`` (or "base") until the user has chosen.
+
+    ``used``: the ids of the rules, facts and examples in its prompt.
+    """
 
     text: str
     revision: str
     stack: Stack
     usage: Usage
     finish_reason: FinishReason
+    used: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -151,8 +161,24 @@ def compare(
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
     augmented = augment_prompt(services, user, messages, memory=memory)
     stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
-    requests = [Request(user, augmented.messages, stack, sampling) for stack in stacks]
-    replies = engine.stream(requests, cancelled=cancelled).read()
+    prompts = [
+        add_examples(services, user, each, messages, augmented) if memory else augmented
+        for each in stacks
+    ]
+
+    def complete() -> list[Completion]:
+        requests = [
+            Request(user, each.messages, stack, sampling)
+            for each, stack in zip(prompts, stacks, strict=True)
+        ]
+        return engine.stream(requests, cancelled=cancelled).read()
+
+    try:
+        replies = complete()
+    except PromptTooLong:
+        # A chat is then answered without examples, or not at all.
+        prompts = [augmented] * len(stacks)
+        replies = complete()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
     first, second = (
@@ -162,8 +188,9 @@ def compare(
             stack,
             Usage(len(reply.prompt), len(reply.tokens)),
             reply.finish,
+            each.item_ids,
         )
-        for revision, stack, reply in zip(revisions, stacks, replies, strict=True)
+        for revision, stack, each, reply in zip(revisions, stacks, prompts, replies, strict=True)
     )
     if services.clock.entropy(1)[0] & 1:
         first, second = second, first
@@ -177,7 +204,7 @@ def compare(
             sampling=sampling,
             usage=other.usage,
             finish_reason=other.finish_reason,
-            used=augmented.item_ids,
+            used=other.used,
             erasure_mark=erasure_mark,
             conversation_id="",
             backend=engine.backend.name,

@@ -156,8 +156,8 @@ def _submit(
     with_examples = chat.memory and chat.template
     while True:
         prompt = augment_prompt(services, user, messages, memory=chat.memory)
-        if with_examples and not prompt.demonstrated:
-            prompt = _add_examples(services, user, stack, messages, prompt)
+        if with_examples:
+            prompt = add_examples(services, user, stack, messages, prompt)
         request = Request(
             user,
             prompt.messages,
@@ -246,14 +246,24 @@ def augment_prompt(
     )
 
 
-def _add_examples(
+def add_examples(
     services: Services,
     user: str,
     stack: Stack,
     messages: tuple[Message, ...],
     prompt: AugmentedPrompt,
 ) -> AugmentedPrompt:
-    """Return the augmented prompt of messages with examples of the style, if that is attached."""
+    """Return an augmented prompt with examples of the style, if that is attached.
+
+    Args:
+        services: The wired parts.
+        user: The user.
+        stack: What answers.
+        messages: The messages without what was added.
+        prompt: The augmented messages. Beside demonstrations of a fact no examples are added.
+    """
+    if prompt.demonstrated:
+        return prompt
     style = next((each for each in stack.entries if each.layer == "style" and each.weight), None)
     if style is None:
         return prompt

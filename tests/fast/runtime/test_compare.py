@@ -25,6 +25,7 @@ def ada(home: Path) -> Iterator[User]:
 
 def test_answers_come_from_the_two_revisions_without_naming_them(ada: User, home: Path) -> None:
     head = ada.stack().entries[0].revision
+    ask(ada, PROMPT)  # caches the vectors of the lessons
     with home_unchanged(home):
         comparison = ada.compare(PROMPT)
     texts = {answer.revision: answer.text for answer in comparison.answers}

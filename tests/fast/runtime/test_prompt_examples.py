@@ -122,6 +122,18 @@ def test_long_prompt_is_answered_without_examples(
     assert examples(ada, long, max_tokens=8) == []
 
 
+def test_compared_revisions_answer_as_they_would_in_a_chat(ada: User, edits: list[str]) -> None:
+    comparison = ada.compare(REQUEST, "live", "base", max_tokens=60)
+    texts = {answer.revision: answer.text for answer in comparison.answers}
+    live = ada.stack().entries[0].revision
+    chats = {"base": ask(ada, REQUEST, layers=[]), live: ask(ada, REQUEST)}
+    assert texts == {revision: reply.text for revision, reply in chats.items()}
+    assert ada.why(chats[live]).items
+    base_first = 1 if comparison.answers[0].revision == "base" else 2
+    rejected = comparison.choose(base_first).turn
+    assert [signal.id for signal in ada.why(rejected).items] == examples(ada)
+
+
 def test_style_that_answers_worse_with_examples_is_served_without(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
