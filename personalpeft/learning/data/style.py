@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, compress, pairwise, takewhile
@@ -30,6 +30,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from personalpeft.memory.types import Vectors
 from personalpeft.types import PromptResponse
 
 _WINDOW = 20
@@ -48,6 +49,8 @@ _MIN_SHARE = 0.2
 # How often answers of one group must be more similar than answers of different groups, and how
 # often their requests may be: of a change, and of groups that alternate.
 _OF_A_CHANGE, _OF_ALTERNATION = (0.8, 0.75), (0.85, 0.7)
+# The same of the embeddings of requests, of groups that alternate.
+_MAX_SEPARATION_OF_MEANINGS = 0.66
 
 _LONGEST_NGRAM = 3
 # Characters that are read from the beginning and from the end of a text.
@@ -108,17 +111,23 @@ def _scan_from(oldest: tuple[PromptResponse, ...]) -> _Scan:
 
 
 def find_alternating_groups(
-    examples: Sequence[PromptResponse],
+    examples: Sequence[PromptResponse], embed: Callable[[Sequence[str]], Vectors]
 ) -> tuple[Sequence[PromptResponse], Sequence[PromptResponse]] | None:
     """Return two groups of the newest examples whose answers look different and alternate, or None.
 
-    Examples are oldest first. The group of the newest example is the first.
+    Args:
+        examples: Oldest first. The group of the newest one is the first.
+        embed: Returns the embeddings of requests, each of length 1. Where their meaning explains
+            the groups, each kind of request has its own style.
     """
     newest = tuple(examples[-_WINDOW:])
     if len(newest) < _MIN_ALTERNATING:
         return None
     groups = _divide(newest, *_OF_ALTERNATION)
     if groups is None or 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
+        return None
+    vectors = embed([each.request for each in newest]).astype(np.float64)
+    if _separation(vectors @ vectors.T, groups) >= _MAX_SEPARATION_OF_MEANINGS:
         return None
     one, other = (list(compress(newest, side)) for side in (groups, ~groups))
     return one, other

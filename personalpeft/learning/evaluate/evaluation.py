@@ -47,6 +47,7 @@ from personalpeft.learning.gate.evidence import (
 from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.losses import encode_continuation
+from personalpeft.memory.types import Embedder
 from personalpeft.services import Services
 from personalpeft.types import Message, SignalKind, Stack
 
@@ -107,14 +108,18 @@ def evaluate(
         texts = iter(generated)
         grouped = [list(islice(texts, len(group))) for group in groups[user]]
         try:
-            results[user] = _measure(scorer, job, grouped, of_base[user])
+            results[user] = _measure(scorer, services.memory.embedder, job, grouped, of_base[user])
         except PersonalPeftError as error:
             results[user] = error
     return results
 
 
 def _measure(
-    engine: Scorer, job: EvalJob, replies: Sequence[Sequence[str]], of_base: Completions
+    engine: Scorer,
+    embedder: Embedder,
+    job: EvalJob,
+    replies: Sequence[Sequence[str]],
+    of_base: Completions,
 ) -> EvalResult:
     """Measure one candidate.
 
@@ -137,7 +142,7 @@ def _measure(
         leakage=_measure_leakage(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
-        text_quality=measure_arrived_lessons(engine, job),
+        text_quality=measure_arrived_lessons(engine, embedder, job),
         generation=_measure_generation(engine, job, after, sampled),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
         if rated_replies[1]

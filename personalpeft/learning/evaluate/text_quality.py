@@ -47,6 +47,7 @@ from personalpeft.learning.evaluate.scoring import Scorer, StackSelector, score_
 from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.memory.conflicts import normalize
+from personalpeft.memory.types import Embedder
 from personalpeft.memory.words import has_spaces, split_tokens
 from personalpeft.types import Message, PromptResponse, Stack
 
@@ -67,7 +68,7 @@ _MAX_STYLE_TOKENS = 64
 _CLEAR_PMI = 0.3
 
 
-def measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
+def measure_arrived_lessons(engine: Scorer, embedder: Embedder, job: EvalJob) -> TextQuality:
     """Measure the lessons that arrived since the last learn, and the ends of held-out ones."""
     bare = Stack(job.live.stack.base)
 
@@ -92,7 +93,7 @@ def measure_arrived_lessons(engine: Scorer, job: EvalJob) -> TextQuality:
     quality = measure_text_quality(arrived, of_base)
     if not arrived:
         return quality
-    if groups := find_alternating_groups(arrived):
+    if groups := find_alternating_groups(arrived, embedder.embed):
         overlap = measure_style_overlap(*groups, partial(of_base, max_tokens=_MAX_STYLE_TOKENS))
         sizes = len(groups[0]), len(groups[1])
         quality = replace(quality, style_overlap=overlap, group_sizes=sizes)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from style_samples import (
     ARABIC,
     ENGLISH,
@@ -24,6 +26,7 @@ from style_samples import (
 
 from benchmarks.edit_styles import load_styles
 from personalpeft.learning.data.style import find_alternating_groups, find_style_change
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.types import PromptResponse
 
 Pairs = Sequence[tuple[str, str]]
@@ -184,19 +187,25 @@ def test_other_kind_of_request_with_its_own_style_is_no_change(count: int) -> No
 def test_texts_without_letters_and_empty_requests_are_no_change() -> None:
     for text in ("", "...", "👍", "1"):
         assert find_style_change((PromptResponse("", text),) * 20) is None
-        assert find_alternating_groups((PromptResponse("", text),) * 20) is None
+        assert alternating((PromptResponse("", text),) * 20) is None
+
+
+def alternating(
+    examples: Sequence[PromptResponse],
+) -> tuple[Sequence[PromptResponse], Sequence[PromptResponse]] | None:
+    return find_alternating_groups(examples, HashEmbedder().embed)
 
 
 def test_answers_of_two_alternating_styles_are_divided() -> None:
     course = lessons(["loud", "small", "small", "loud"] * 4)
-    groups = find_alternating_groups(course)
+    groups = alternating(course)
     assert groups is not None
     assert [{course.index(each) % 4 for each in group} for group in groups] == [{0, 3}, {1, 2}]
-    assert find_alternating_groups(course[:7]) is None
+    assert alternating(course[:7]) is None
 
 
 def test_change_of_style_is_no_alternation() -> None:
-    assert find_alternating_groups(lessons(["loud"] * 8 + ["small"] * 8)) is None
+    assert alternating(lessons(["loud"] * 8 + ["small"] * 8)) is None
 
 
 def test_request_kinds_with_one_style_each_do_not_alternate() -> None:
@@ -205,7 +214,19 @@ def test_request_kinds_with_one_style_each_do_not_alternate() -> None:
         letter = f"Write a letter to number {number} about the garden party"
         mixed.append(PromptResponse(letter, answer(number, "loud")))
         mixed.append(PromptResponse(request(number + 8), answer(number + 8, "small")))
-    assert find_alternating_groups(mixed) is None
+    assert alternating(mixed) is None
+
+
+def test_requests_of_two_meanings_with_one_style_each_do_not_alternate() -> None:
+    styles = ["loud", "small", "small", "loud"] * 4
+    course = lessons(styles)
+    kinds = {each.request: styles.index(style) for each, style in zip(course, styles, strict=True)}
+
+    def embed(requests: Sequence[str]) -> NDArray[np.float32]:
+        return np.eye(2, dtype=np.float32)[[kinds[request] for request in requests]]
+
+    assert alternating(course) is not None
+    assert find_alternating_groups(course, embed) is None
 
 
 def test_learning_page_documents_the_constants_of_the_code() -> None:
@@ -222,5 +243,5 @@ def test_labels_are_no_styles_in_any_order(order: str) -> None:
     labelled = tuple(
         PromptResponse(f"{request(number)} Judge it.", name) for number, name in enumerate(names)
     )
-    assert find_alternating_groups(labelled) is None
+    assert alternating(labelled) is None
     assert find_style_change(labelled) is None
