@@ -1,4 +1,4 @@
-"""Compare two revisions blind: both answer the same prompt, and the user picks the better answer.
+"""Compare two revisions blind: both answer a prompt as in a chat, and the user picks one answer.
 
 A choice is recorded as a preference. Its turn holds the rejected answer and the stack that gave it.
 Its signal holds the chosen text and revision. So ``why`` stays true. The ledger is unchanged until
@@ -22,14 +22,14 @@ from personalpeft.chat.request import (
 )
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
 from personalpeft.engine.engine import Request
-from personalpeft.engine.request import Completion
 from personalpeft.errors import Cancelled, InvalidInput, PromptTooLong
 from personalpeft.feedback import review_probation, training_payload
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt
+from personalpeft.memory.types import AugmentedPrompt
 from personalpeft.services import Services
 from personalpeft.stacks import BASE, resolve_revision
-from personalpeft.types import FinishReason, SignalKind, Stack, Usage
+from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
 
 _COLUMN = 46
 
@@ -162,23 +162,16 @@ def compare(
     augmented = augment_prompt(services, user, messages, memory=memory)
     stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
     prompts = [
-        add_examples(services, user, each, messages, augmented) if memory else augmented
+        _add_fitting_examples(services, user, each, messages, augmented, sampling)
+        if memory
+        else augmented
         for each in stacks
     ]
-
-    def complete() -> list[Completion]:
-        requests = [
-            Request(user, each.messages, stack, sampling)
-            for each, stack in zip(prompts, stacks, strict=True)
-        ]
-        return engine.stream(requests, cancelled=cancelled).read()
-
-    try:
-        replies = complete()
-    except PromptTooLong:
-        # A chat is then answered without examples, or not at all.
-        prompts = [augmented] * len(stacks)
-        replies = complete()
+    requests = [
+        Request(user, each.messages, stack, sampling)
+        for each, stack in zip(prompts, stacks, strict=True)
+    ]
+    replies = engine.stream(requests, cancelled=cancelled).read()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
     first, second = (
@@ -225,3 +218,20 @@ def compare(
         return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)
 
     return Comparison(messages[-1].content, (first, second), record_preference)
+
+
+def _add_fitting_examples(
+    services: Services,
+    user: str,
+    stack: Stack,
+    messages: tuple[Message, ...],
+    augmented: AugmentedPrompt,
+    sampling: Sampling,
+) -> AugmentedPrompt:
+    """Return the prompt with examples, as a chat has them, if it fits into the context."""
+    prompt = add_examples(services, user, stack, messages, augmented)
+    try:
+        services.engine.tokenize(Request(user, prompt.messages, stack, sampling))
+    except PromptTooLong:
+        return augmented
+    return prompt

@@ -285,9 +285,9 @@ class ReasonCode(_CodeWithText):
         auto(),
         "the new answers have no meaning: their words are as likely in any other order",
     )
-    BROKEN_OFF_ANSWERS = (
+    CUT_OFF_ANSWERS = (
         auto(),
-        "the new answers break off: neither the base nor the candidate would end them there",
+        "the new answers are cut off: neither the base nor the candidate would end them there",
     )
     REPEATED_QUESTIONS = auto(), "most of the new answers only repeat their prompts"
     ADDRESSES_LEAKED = (

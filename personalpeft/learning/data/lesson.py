@@ -37,8 +37,6 @@ RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
 # More than a chat template writes around the messages.
 _TEMPLATE_BYTES = 4096
 
-_WRITTEN_KINDS = SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.DEMONSTRATION
-
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -121,11 +119,11 @@ class Lesson:
 
     @property
     def is_written(self) -> bool:
-        """Whether a user wrote the chosen reply in full.
+        """Whether a user wrote or chose the whole reply.
 
         A fact's answer is a word or two, and a liked reply is the model's own.
         """
-        return self.kind not in (SignalKind.FACT, SignalKind.RATING)
+        return self.kind in (SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.DEMONSTRATION)
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -148,7 +146,7 @@ class Lesson:
     @property
     def example(self) -> PromptExample | None:
         """The lesson as an example in a prompt; None unless it is a whole answer by the user."""
-        if self.kind not in _WRITTEN_KINDS or not (self.answers_user and self.ended):
+        if not (self.is_written and self.answers_user and self.ended):
             return None
         system, _ = split_system(self.messages)
         turns = (*self.conversation, Message("assistant", self.chosen))

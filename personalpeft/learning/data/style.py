@@ -48,7 +48,7 @@ _MIN_SHARE = 0.2
 
 # How often answers of one group must be more similar than answers of different groups, and how
 # often their requests may be: of a change, and of groups that alternate.
-_OF_A_CHANGE, _OF_ALTERNATION = (0.8, 0.75), (0.85, 0.7)
+_CHANGE_LIMITS, _ALTERNATION_LIMITS = (0.8, 0.75), (0.85, 0.7)
 # The same of the embeddings of requests, of groups that alternate.
 _MAX_SEPARATION_OF_MEANINGS = 0.66
 
@@ -123,7 +123,7 @@ def find_alternating_groups(
     newest = tuple(examples[-_WINDOW:])
     if len(newest) < _MIN_ALTERNATING:
         return None
-    groups = _divide(newest, *_OF_ALTERNATION)
+    groups = _divide(newest, *_ALTERNATION_LIMITS)
     if groups is None or 1 + sum(a != b for a, b in pairwise(groups)) < _MIN_RUNS:
         return None
     vectors = embed([each.request for each in newest]).astype(np.float64)
@@ -137,7 +137,7 @@ def _find_change_in(window: tuple[PromptResponse, ...]) -> StyleChange | None:
     count = len(window)
     if count < _MIN_WINDOW:
         return None
-    groups = _divide(window, *_OF_A_CHANGE)
+    groups = _divide(window, *_CHANGE_LIMITS)
     if groups is None or not groups[-_MIN_NEWER:].all():
         return None
     cuts = [index for index in range(1, count - _MIN_NEWER + 1) if groups[index]]
@@ -161,12 +161,12 @@ def _chance(groups: _Mask, cut: int) -> float:
 
 
 def _divide(
-    examples: Sequence[PromptResponse], of_answers: float, of_requests: float
+    examples: Sequence[PromptResponse], min_of_answers: float, max_of_requests: float
 ) -> _Mask | None:
     """Return which examples are in the style of the last one; None if all are in one style.
 
-    ``of_answers``: the least separation of their answers. That of their requests is below
-    ``of_requests``.
+    ``min_of_answers``: the least separation of their answers. That of their requests is below
+    ``max_of_requests``.
 
     Answers that come again and again are labels. How they are written is no style.
     """
@@ -175,10 +175,10 @@ def _divide(
         return None
     similarities = _similarities(answers)
     groups = _most_similar_groups(similarities)
-    if _separation(similarities, groups) < of_answers:
+    if _separation(similarities, groups) < min_of_answers:
         return None
     requests = _similarities([each.request for each in examples])
-    if _separation(requests, groups) >= of_requests:
+    if _separation(requests, groups) >= max_of_requests:
         return None
     in_last: _Mask = groups == groups[-1]
     return in_last

@@ -69,7 +69,7 @@ _CLEAR_PMI = 0.3
 
 
 def measure_arrived_lessons(engine: Scorer, embedder: Embedder, job: EvalJob) -> TextQuality:
-    """Measure the lessons that arrived since the last learn, and the ends of held-out ones."""
+    """Measure the lessons that arrived since the last learn, held-out ones included."""
     bare = Stack(job.live.stack.base)
 
     def logprobs(
@@ -89,42 +89,48 @@ def measure_arrived_lessons(engine: Scorer, embedder: Embedder, job: EvalJob) ->
     def of_base(some: Sequence[PromptResponse], max_tokens: int = _MAX_TOKENS) -> list[float]:
         return logprobs(some, [bare] * len(some), max_tokens)
 
-    arrived = _written(job.eval_set.arrived_lessons)
+    arrived = _select_written(job.eval_set.arrived_lessons)
     quality = measure_text_quality(arrived, of_base)
-    if not arrived:
+    pmi = quality.pmi
+    if pmi is None:
         return quality
     if groups := find_alternating_groups(arrived, embedder.embed):
         overlap = measure_style_overlap(*groups, partial(of_base, max_tokens=_MAX_STYLE_TOKENS))
         sizes = len(groups[0]), len(groups[1])
         quality = replace(quality, style_overlap=overlap, group_sizes=sizes)
-    held_out = [each for each in job.eval_set.benefit if each.answers_user]
-    if ends := _measure_ends(engine, job, held_out):
+    if ends := _measure_ends(engine, job):
         quality = replace(quality, end_surprisal=ends[0], learned_end_surprisal=ends[1])
-    if quality.pmi is None or quality.pmi >= _CLEAR_PMI:
+    if pmi >= _CLEAR_PMI:
         return quality
+    held_out = [each for each in job.eval_set.benefit if each.answers_user]
     lesson_of = {each.messages[-1].content[:_MAX_REQUEST]: each for each in held_out}
 
     def of_candidate(some: Sequence[PromptResponse]) -> list[float]:
         stacks = [job.candidate.for_layer(lesson_of[each.request]) for each in some]
         return logprobs(some, stacks, _MAX_TOKENS)
 
-    return replace(quality, learned_pmi=measure_learned_pmi(_written(held_out), of_candidate))
+    return replace(
+        quality, learned_pmi=measure_learned_pmi(_select_written(held_out), of_candidate)
+    )
 
 
-def _measure_ends(
-    engine: Scorer, job: EvalJob, held_out: Sequence[Lesson]
-) -> tuple[float, float] | None:
+def _measure_ends(engine: Scorer, job: EvalJob) -> tuple[float, float] | None:
     """Return how unlikely replies end where they do, in nats: under the base and the candidate.
 
-    None for fewer than two written replies that ended by themselves within the limit.
+    Of the newest held-out lessons that arrived. None for fewer than two written ones that ended by
+    themselves within the limit.
     """
     backend, limit = engine.backend, job.eval_set.max_length
     end = len(backend.end_of_turn)
+    arrived = {lesson.key for lesson in job.eval_set.arrived_lessons}
     ended = [
         each
-        for each in held_out
-        if each.ended and each.is_written and len(backend.encode(each.chosen)) + end <= limit
-    ]
+        for each in job.eval_set.undecided
+        if each.key in arrived
+        and each.is_written
+        and each.ended
+        and len(backend.encode(each.chosen)) + end <= limit
+    ][-_MAX_LESSONS:]
     if len(ended) < _MIN_ENDS or not end:
         return None
 
@@ -137,7 +143,7 @@ def _measure_ends(
     return surprisal(lambda _: bare), surprisal(job.candidate.for_layer)
 
 
-def _written(lessons: Sequence[Lesson]) -> list[PromptResponse]:
+def _select_written(lessons: Sequence[Lesson]) -> list[PromptResponse]:
     """Return the lessons that answer a user and were written by one."""
     return [
         replace(each.prompt_response, before=each.conversation[:-1])
@@ -226,20 +232,26 @@ def measure_style_overlap(
         other: The other group, likewise.
         logprobs: Returns the mean log-prob per token of each reply under the bare base.
     """
-    newest = [[_shorten(each) for each in group[-_MAX_GROUP:]] for group in (one, other)]
+    # What stood before a request would be missing where an example takes its place.
+    newest = [
+        [replace(_shorten(each), before=()) for each in group[-_MAX_GROUP:]]
+        for group in (one, other)
+    ]
     cases = []
-    for own, others in (newest, newest[::-1]):
-        for place, lesson in enumerate(own):
-            of_own = [*own[place + 1 :], *own[:place]]
-            of_other = [*others[place % len(others) :], *others]
-            cases.append(
-                [[lesson]] + [_after_each(lesson, some[:_EXAMPLES]) for some in (of_own, of_other)]
-            )
+    for same, others in (newest, newest[::-1]):
+        for place, lesson in enumerate(same):
+            # An equal answer would be copied, whatever its style.
+            examples = [
+                [each for each in some if each.answer != lesson.answer][:_EXAMPLES]
+                for some in ([*same[place + 1 :], *same[:place]], [*others[place:], *others])
+            ]
+            if all(examples):
+                cases.append([[lesson], *(_after_each(lesson, some) for some in examples)])
     scored = list(chain.from_iterable(chain.from_iterable(cases)))
     values = dict(zip(scored, logprobs(scored), strict=True))
     means = [[fmean(values[each] for each in some) for some in case] for case in cases]
-    gain = median(after_own - alone for alone, after_own, _ in means)
-    if gain < _MIN_GAIN:
+    gain = median(after_same - alone for alone, after_same, _ in means) if means else 0.0
+    if not gain >= _MIN_GAIN:
         return None
     return round(median(after_other - alone for alone, _, after_other in means) / gain, 4)
 

@@ -145,7 +145,10 @@ class PromptExampleResults:
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """See ``evaluate.text_quality``. None where there are too few lessons. The field names are stored."""
+    """See ``evaluate.text_quality``. None where nothing was measured. The field names are stored.
+
+    ``group_sizes``: how many lessons are in each of the groups of ``style_overlap``.
+    """
 
     pmi: float | None = None
     word_order_gap: float | None = None
@@ -153,8 +156,8 @@ class TextQuality:
     learned_pmi: float | None = None
     end_surprisal: float | None = None
     learned_end_surprisal: float | None = None
-    style_overlap: float | None = None  # None too where the answers are in one group
-    group_sizes: tuple[int, int] = (0, 0)  # of lessons in the two groups of ``style_overlap``
+    style_overlap: float | None = None
+    group_sizes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +360,10 @@ class Evidence:
             "e_value": float(f"{self.e_value:.6g}"),
             "spent_items": sorted(self.history.spent_items | newly_decided),
             "decided_items": sorted(self.history.decided_items | newly_decided),
-            "text_quality": asdict(self.text_quality),
+            "text_quality": {
+                name: _round(value) if isinstance(value, float) else value
+                for name, value in asdict(self.text_quality).items()
+            },
             "generated": asdict(self.generation),
             "thumbs": asdict(self.thumbs),
             "leakage": asdict(self.leakage),

@@ -58,7 +58,7 @@ MAX_P_VALUE_OF_REPLIES = 0.1
 MIN_NOVELTY = 0.5
 """The least share of new answers that must say anything beside the request itself."""
 MAX_LEARNED_END_SURPRISAL = 0.5
-"""In nats: a candidate knows better than to 60 % where held-out answers end."""
+"""In nats: the candidate ends held-out answers where they end with a probability above 60 %."""
 
 
 class Margins(CardConfig):
@@ -352,8 +352,8 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
         return Reason(ReasonCode.SHUFFLED_ANSWERS)
     if quality.novelty is not None and quality.novelty < MIN_NOVELTY:
         return Reason(ReasonCode.REPEATED_QUESTIONS)
-    if margins.max_end_surprisal and not _ends_are_clear(quality, margins.max_end_surprisal):
-        return Reason(ReasonCode.BROKEN_OFF_ANSWERS)
+    if margins.max_end_surprisal and not _has_clear_ends(quality, margins.max_end_surprisal):
+        return Reason(ReasonCode.CUT_OFF_ANSWERS)
     overlap = quality.style_overlap
     if (
         margins.min_style_overlap
@@ -365,7 +365,7 @@ def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
     return None
 
 
-def _ends_are_clear(quality: TextQuality, limit: float) -> bool:
+def _has_clear_ends(quality: TextQuality, limit: float) -> bool:
     """Return whether the base or the candidate would end the new answers where they end."""
     end, learned = quality.end_surprisal, quality.learned_end_surprisal
     if end is None or learned is None:

@@ -62,6 +62,11 @@ def evidences(draw: st.DrawFn) -> Evidence:
             broken_before=draw(st.integers(0, asked)),
         ),
         kl=draw(st.floats(0, 10) | st.just(math.nan)),
+        text_quality=TextQuality(
+            pmi=draw(st.none() | st.floats()),
+            end_surprisal=draw(st.none() | st.floats()),
+            learned_end_surprisal=draw(st.none() | st.floats()),
+        ),
         history=EvalHistory(
             draw(st.floats(0.01, CONFIRMATION_E_VALUE)),
             draw(st.frozensets(st.sampled_from([each.signal for each in undecided])))
@@ -407,12 +412,12 @@ PROMOTED_ON_PROBATION = (changed(ReasonCode.IMPROVED, 3, 0, 3), PROBES_KEPT, ON_
         (
             {"text_quality": TextQuality(end_surprisal=15.0, learned_end_surprisal=0.8)},
             Verdict.REFUSED,
-            (reason(ReasonCode.BROKEN_OFF_ANSWERS),),
+            (reason(ReasonCode.CUT_OFF_ANSWERS),),
         ),
         (
             {"text_quality": TextQuality(end_surprisal=15.0, learned_end_surprisal=math.nan)},
             Verdict.REFUSED,
-            (reason(ReasonCode.BROKEN_OFF_ANSWERS),),
+            (reason(ReasonCode.CUT_OFF_ANSWERS),),
         ),
         # Labels of one letter end so.
         (

@@ -198,3 +198,16 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
         ada.learn()
     assert nothing.value.cause is NothingCause.NOT_LIVE
     assert ada.stack().entries
+
+
+def test_ends_are_measured_on_new_held_out_edits_that_fit(ada: User) -> None:
+    edit_in_style(ada, "signed", 8, first=0)
+    scores = ada.learn().scores["text_quality"]
+    assert scores["end_surprisal"] is not None
+    assert scores["learned_end_surprisal"] is not None
+    long = "and so it went on " * 100
+    for number in range(8, 16):
+        ada.feedback(ask(ada, request(number)), edit=f"{long} {number}")
+    scores = ada.learn().scores["text_quality"]
+    assert scores["pmi"] is not None
+    assert scores["end_surprisal"] is None

@@ -5,6 +5,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -199,6 +200,31 @@ def test_two_styles_overlap_little_and_two_endings_of_one_style_much() -> None:
     overlap = measure_style_overlap(plain, other_end, imitating_likelihoods)
     assert overlap is not None
     assert 0.8 < overlap < 1
+
+
+def test_turns_before_the_lessons_do_not_change_their_overlap() -> None:
+    def reading_all(pairs: Sequence[PromptResponse]) -> list[float]:
+        scores = imitating_likelihoods(pairs)
+        topics = ["egg" in " ".join(m.content for m in each.before) for each in pairs]
+        return [score + 0.25 * known for score, known in zip(scores, topics, strict=True)]
+
+    groups = (
+        lessons("dear friend it is {} yours truly", THINGS[:4]),
+        lessons("dear friend it is {} yours ever", THINGS[4:]),
+    )
+    turns = (Message("user", "About egg ?"), Message("assistant", "Yes."))
+    follow_ups = [[replace(each, before=turns) for each in group] for group in groups]
+    assert measure_style_overlap(*follow_ups, reading_all) == measure_style_overlap(
+        *groups, reading_all
+    )
+
+
+def test_an_equal_answer_is_no_example_of_a_style() -> None:
+    canned = lessons("I do not know that", THINGS[:4])
+    prose = lessons("dear friend it is {} yours truly", THINGS[4:])
+    assert measure_style_overlap(canned, canned, imitating_likelihoods) is None
+    one_more = [*prose, *lessons("dear friend it was {} yours ever", THINGS[:2])]
+    assert measure_style_overlap(canned, one_more, imitating_likelihoods) is not None
 
 
 def test_a_base_that_does_not_follow_its_prompt_measures_no_overlap() -> None:

@@ -120,6 +120,8 @@ def test_long_prompt_is_answered_without_examples(
     # A token of the fake is a character.
     long = f"{REQUEST} " + "boil " * ((context - 120) // len("boil "))
     assert examples(ada, long, max_tokens=8) == []
+    comparison = ada.compare(long, "live", "base", max_tokens=8)
+    assert [answer.used for answer in comparison.answers] == [(), ()]
 
 
 def test_compared_revisions_answer_as_they_would_in_a_chat(ada: User, edits: list[str]) -> None:

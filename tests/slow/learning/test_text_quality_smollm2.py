@@ -14,7 +14,7 @@ from benchmarks.personas import load_personas, pools
 from personalpeft import Runtime
 from personalpeft.learning.evaluate.text_quality import measure_text_quality
 from personalpeft.learning.gate.evidence import TextQuality
-from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.gate.gate import MAX_LEARNED_END_SURPRISAL, Margins
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, PromptResponse, Stack
@@ -82,7 +82,7 @@ def test_meaningless_lessons_are_below_a_margin(
     )
 
 
-def test_two_styles_by_turns_are_refused_and_kinds_of_answers_in_one_style_are_not(
+def test_two_styles_by_turns_are_refused_and_two_sign_offs_of_one_style_are_not(
     runtime: Runtime,
 ) -> None:
     ada = runtime.user("ada")
@@ -97,7 +97,9 @@ def test_two_styles_by_turns_are_refused_and_kinds_of_answers_in_one_style_are_n
     for number, (prompt, answer) in enumerate(pairs):
         ending = "Sincerely yours." if number % 2 else "Yours truly."
         hana.teach(prompt, f"Dear friend, {answer} {ending}")
-    assert hana.learn().live
+    report = hana.learn()
+    assert report.live
+    assert report.scores["text_quality"]["style_overlap"] >= Margins().min_style_overlap
 
 
 def test_texts_that_were_cut_are_refused_and_labels_of_one_letter_are_not(
@@ -112,6 +114,8 @@ def test_texts_that_were_cut_are_refused_and_labels_of_one_letter_are_not(
     report = imre.learn()
     assert not report.live
     ends = report.scores["text_quality"]
-    assert ends["end_surprisal"] > 10
-    assert ends["learned_end_surprisal"] > 0.5
-    assert lena.learn().live
+    assert ends["end_surprisal"] > Margins().max_end_surprisal
+    assert ends["learned_end_surprisal"] > MAX_LEARNED_END_SURPRISAL
+    report = lena.learn()
+    assert report.live
+    assert report.scores["text_quality"]["end_surprisal"] > Margins().max_end_surprisal
