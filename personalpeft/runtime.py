@@ -50,7 +50,7 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learn_bundles import learn_bundles
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.data.assignment import load_style_examples
-from personalpeft.learning.data.general_prompts import general_prompts, open_completion_cache
+from personalpeft.learning.data.general_prompts import open_completion_cache, probe_questions
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport
@@ -126,7 +126,7 @@ class Runtime(
         self._services = Services(
             store=store,
             memory=memory,
-            router=AdapterRouter(store, memory, general_prompts, settings.cache),
+            router=AdapterRouter(store, memory, probe_questions, settings.cache),
             examples=ExampleSelector(store, memory, partial(load_style_examples, store)),
             clock=clock,
             plugins=Plugins(settings.plugins),

@@ -1,11 +1,12 @@
 """Similarity of texts on one scale for all languages. Pure.
 
 A sentence model that learned mostly English puts all texts of another language close together, so
-one cosine cannot tell what is relevant in each. Two corrections use general prompts by language,
-which belong to no user. A vector is moved by the difference between the mean of English prompts and
-that of its language, the one with the nearest mean. Then half of what each of both texts has in
-common with its nearest general prompts is subtracted from their cosine (CSLS; Conneau et al. 2018,
-"Word Translation Without Parallel Data").
+one cosine cannot tell what is relevant in each. Two corrections use prompts by language that belong
+to no user. A vector is moved by the difference between the mean of English prompts and that of the
+same prompts in its language, the one with the nearest mean. Then half of what each of both texts
+has in common with its nearest prompts is subtracted from their cosine (CSLS; Conneau et al. 2018,
+"Word Translation Without Parallel Data"). For this there are general questions as well: otherwise
+"What is the capital of France?" is more similar to a fact about a home than to any such prompt.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import safetensors.numpy
 from personalpeft.memory.types import Vectors
 
 _REFERENCE = "en"
+_QUESTIONS = ".questions"
+"""Follows the language in the name of its general questions."""
 _NEIGHBOURS = 3
 # A text is in another language if its mean is nearer than that of English by this much. Of 358
 # English texts six were ("What language is spoken in Spain?"). Nearly all others are by 0.26.
@@ -28,20 +31,22 @@ _MIN_LEAD = 0.15
 
 
 class LanguageCalibration:
-    """General prompts by language, which set the scale of similarity. Read-only.
+    """Prompts by language, which set the scale of similarity. Read-only.
 
     Args:
-        prompts: By language, ``[n, size]``, each row of length 1. English must be among them.
+        prompts: By language, ``[n, size]``, each row of length 1: the same prompts in each
+            language. English must be among them.
+        questions: By language, ``[m, size]``: general questions, which may differ.
     """
 
-    def __init__(self, prompts: Mapping[str, Vectors]) -> None:
+    def __init__(self, prompts: Mapping[str, Vectors], questions: Mapping[str, Vectors]) -> None:
         self._means = np.stack([vectors.mean(axis=0) for vectors in prompts.values()])
         self._directions = _normalized(self._means)
         self._reference = list(prompts).index(_REFERENCE)
-        self._prompts = self._move(np.concatenate(list(prompts.values())))
+        self._prompts = self._move(np.concatenate([*prompts.values(), *questions.values()]))
 
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
-        """Return ``[len(queries), len(texts)]``: 0 for texts as similar as general prompts are."""
+        """Return ``[len(queries), len(texts)]``: 0 for texts as similar as these prompts are."""
         moved_queries, moved_texts = self._move(queries), self._move(texts)
         common = self._reach(moved_queries)[:, None] + self._reach(moved_texts)
         similarity: Vectors = moved_queries @ moved_texts.T - np.float32(0.5) * common
@@ -62,7 +67,7 @@ class LanguageCalibration:
         return _normalized(vectors - means + self._means[self._reference])
 
     def _reach(self, vectors: Vectors) -> Vectors:
-        """Return the mean cosine of each vector with its nearest general prompts."""
+        """Return the mean cosine of each vector with its nearest prompts."""
         cosines = np.sort(vectors @ self._prompts.T, axis=1)
         reach: Vectors = cosines[:, -_NEIGHBOURS:].mean(axis=1)
         return reach
@@ -72,10 +77,13 @@ class LanguageCalibration:
 def load_calibration(embedder: str) -> LanguageCalibration:
     """Return the calibration of the package for an embedder, by its name."""
     data = (resources.files(__package__) / f"neutral_prompts.{embedder}.safetensors").read_bytes()
-    vectors = safetensors.numpy.load(data)
-    return LanguageCalibration(
-        {language: _normalized(rows.astype(np.float32)) for language, rows in vectors.items()}
-    )
+    vectors = {
+        name: _normalized(rows.astype(np.float32))
+        for name, rows in safetensors.numpy.load(data).items()
+    }
+    questions = {name: rows for name, rows in vectors.items() if name.endswith(_QUESTIONS)}
+    prompts = {name: rows for name, rows in vectors.items() if name not in questions}
+    return LanguageCalibration(prompts, questions)
 
 
 def _normalized(vectors: Vectors) -> Vectors:

@@ -35,9 +35,9 @@ class MiniLM:
 
     # They keep the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more
     # facts a user has, the more often one is similar by chance, or on the topic of a request.
-    min_similarity = 0.07
-    clear_similarity = 0.18
-    clear_statement_similarity = 0.13
+    min_similarity = 0.04
+    clear_similarity = 0.15
+    clear_statement_similarity = 0.1
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None

@@ -149,6 +149,15 @@ def general_prompts() -> tuple[str, ...]:
     return load_general_prompts().questions
 
 
+def probe_questions() -> tuple[str, ...]:
+    """Return the questions of the probes in English.
+
+    They set how near a request must be to a layer's lessons. The questions of the regularizer set
+    the scale of similarity itself (``memory/calibration.py``), so they would seem less near.
+    """
+    return tuple(probe.question for probe in load_general_prompts().probes)
+
+
 @cache
 def load_base_replies() -> dict[str, dict[str, str]]:
     """Return the shipped completions under ``BASE_SAMPLING``: by digest of the base, by prompt."""

@@ -13,7 +13,7 @@ import safetensors.numpy
 from memory_makers import Home, opened
 
 from personalpeft.chat.routing import AdapterRouter, calibrate_region
-from personalpeft.learning.data.general_prompts import general_prompts
+from personalpeft.learning.data.general_prompts import load_general_prompts, probe_questions
 from personalpeft.memory.embedder import MiniLM
 from personalpeft.types import Message, Stack, StackEntry
 
@@ -94,7 +94,7 @@ def test_memory_is_active_for_questions_about_its_facts_and_not_for_everyday_req
     ]
     with opened(tmp_path / "home", EMBEDDER) as home:
         signals = {home.fact("ada", text, questions=facts[text]).id for text in facts}
-        router = AdapterRouter(home.store, home.memory, general_prompts, tmp_path / "cache")
+        router = AdapterRouter(home.store, home.memory, probe_questions, tmp_path / "cache")
         stack = Stack("0" * 64, (StackEntry("memory", "r_1", "1" * 64),))
         requests = [[Message("user", text)] for text in (*asked, *everyday)]
         active = router.select_each("ada", stack, requests, {"memory": signals})
@@ -146,6 +146,11 @@ def test_vectors_of_the_package_are_those_of_its_prompts() -> None:
     vectors = safetensors.numpy.load(
         (folder / f"neutral_prompts.{EMBEDDER.name}.safetensors").read_bytes()
     )
+    english = load_general_prompts().regularizer_prompts
+    for language in tuple(prompts):
+        others = () if language == "en" else (language,)
+        questions = load_general_prompts(others).regularizer_prompts
+        prompts[f"{language}.questions"] = questions[len(english) :] if others else questions
     assert {name: len(rows) for name, rows in vectors.items()} == {
         name: len(texts) for name, texts in prompts.items()
     }
