@@ -88,9 +88,10 @@ def check_number(
         above: Whether ``low`` itself is refused.
     """
     allowed = "a whole number" if whole else "a number"
-    allowed += f" above {low}" if above else f" of {low} or more"
-    if high < math.inf:
-        allowed += f", at most {high}"
+    if high == math.inf:
+        allowed += f" above {low}" if above else f" of {low} or more"
+    else:
+        allowed += f" above {low}, at most {high}" if above else f" from {low} to {high}"
     if (
         not is_number(value)
         or (whole and not isinstance(value, int))

@@ -11,7 +11,7 @@ from personalpeft.formatting import HasJson
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.report import excerpt, format_leakage, signal_text
 from personalpeft.store.store import Store
-from personalpeft.types import Revision, Signal, Turn
+from personalpeft.types import Revision, Signal, SignalKind, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Provenance(HasJson):
             lines += _lines(part.signals)
         lines += [f"  {revision}: it was forgotten" for revision in self.forgotten]
         if self.items:
-            lines += ["  in the prompt", *_lines(self.items)]
+            lines += ["  in the prompt", *_lines(self.items, lessons_as="example")]
         return "\n".join(lines)
 
 
@@ -77,5 +77,11 @@ def build_provenance(store: Store, turn: Turn) -> Provenance:
     return Provenance(turn, tuple(parts), items, tuple(forgotten))
 
 
-def _lines(signals: Sequence[Signal]) -> list[str]:
-    return [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(signal_text(s))}" for s in signals]
+def _lines(signals: Sequence[Signal], *, lessons_as: str = "") -> list[str]:
+    """Return a line for each signal. ``lessons_as`` replaces the kind of lessons."""
+    lines = []
+    for signal in signals:
+        is_lesson = signal.kind not in (SignalKind.COMMENT, SignalKind.FACT)
+        kind = lessons_as if lessons_as and is_lesson else signal.kind
+        lines.append(f"    {signal.id[-6:]}  {kind:<13} {excerpt(signal_text(signal))}")
+    return lines

@@ -184,8 +184,12 @@ def resolve(
 
     Raises:
         HomeError: The account has no home folder, and a path needs it.
-        InvalidInput: A variable has no valid value.
+        InvalidInput: The home is empty, or a variable has no valid value.
     """
+    if home is not None and not str(home).strip():
+        raise InvalidInput(
+            "The home is an empty path.", hint="Name a folder, or leave it out for the default."
+        )
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     try:
         return Settings(

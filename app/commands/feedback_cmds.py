@@ -63,9 +63,9 @@ def feedback(
     texts = {name: text for name, text in given.items() if text is not None}
     count = sum((up, down, editor, reward is not None, len(texts)))
     if count != 1:
+        begin = "Give only" if count else "Say what you think of the reply: give"
         raise click.UsageError(
-            f"Give {'only ' if count else ''}one of --up, --down, --edit, --editor, --prefer, "
-            "--comment and --reward at a time."
+            f"{begin} one of --up, --down, --edit, --editor, --prefer, --comment and --reward."
         )
     texts = {name: read_argument(text, what=_TEXTS[name]) for name, text in texts.items()}
     with session.open_user(common, "change") as user:

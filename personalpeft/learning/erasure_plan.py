@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from personalpeft.ids import LAYER_NAME
 from personalpeft.learning.candidate import copied_from, imported_inputs
 from personalpeft.learning.data.assignment import layer_of
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
+from personalpeft.store.id_lookup import is_ending
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
 from personalpeft.types import (
@@ -109,7 +111,7 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
     Args:
         store: The open home.
         user: The user.
-        item: The name of a layer, or an unambiguous beginning of an id.
+        item: The name of a layer, or an unambiguous beginning or ending of an id.
 
     Raises:
         NotFound: There is none.
@@ -128,15 +130,26 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
                 f"{user} has no layer {item}.", hint=suggest_nearest(item, known, what="layer")
             )
         return ErasureTarget(item, signals=frozenset(taught), layer=item)
+    if isinstance(item, str) and is_ending(item):
+        with suppress(NotFound):
+            return _signal_target(store, user, item)
+        with suppress(NotFound):
+            return _turn_target(store, user, item)
     if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
         raise InvalidInput(
             f"An item must be the id of a turn or a signal, or a layer, got {ascii(item)[:80]}.",
-            hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons"
+            hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; signals"
             " and turns list them. A layer is style, memory or skill.<name>.",
         )
-    if item[0] == "t":
-        turn = store.ledger.turn(user, item).id
-        return ErasureTarget(turn, turns=frozenset({turn}))
+    return (_turn_target if item[0] == "t" else _signal_target)(store, user, item)
+
+
+def _turn_target(store: Store, user: str, item: str) -> ErasureTarget:
+    turn = store.ledger.turn(user, item).id
+    return ErasureTarget(turn, turns=frozenset({turn}))
+
+
+def _signal_target(store: Store, user: str, item: str) -> ErasureTarget:
     signal = store.ledger.signal(user, item).id
     return ErasureTarget(signal, signals=frozenset({signal}))
 

@@ -1,11 +1,13 @@
 """Resolve a typed id to one user, layer, turn, signal or revision.
 
-Invariants: an exact id wins over a prefix, and a prefix is accepted only if it is unique. Every
-lookup and every hint reads a bounded number of rows, however many users exist.
+Invariants: an exact id wins over a prefix, and a prefix over an ending. Both are accepted only if
+they are unique. Every lookup and every hint reads a bounded number of rows, however many users
+exist. An ending, which reports show, is looked for among the ids of one user.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
@@ -16,7 +18,14 @@ Table: TypeAlias = Literal["turn", "signal", "revision"]
 
 _MAX_SHOWN = 8
 _MAX_NEIGHBOURS = 200
+# Ids begin with their time, so those of a day differ near the end.
+_ENDING = re.compile(r"[0-9a-z]{4,}")
 _AFTER_ASCII = "\x7f"
+
+
+def is_ending(text: str) -> bool:
+    """Return whether a text may be the ending of a turn's or signal's id."""
+    return _ENDING.fullmatch(text) is not None
 
 
 def is_user(db: sqlite3.Connection, user: str) -> bool:
@@ -40,7 +49,10 @@ def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
     if layer in names:
         return layer
     raise NotFound(
-        f"{user} has no layer {layer!a}.", hint=suggest_nearest(layer, names, what="layer")
+        f"{user} has no layer {layer!a}.",
+        hint=suggest_nearest(layer, names, what="layer")
+        if names
+        else "There is no layer yet; the first learn makes one.",
     )
 
 
@@ -53,7 +65,8 @@ def resolve_id(
         db: A connection in a transaction.
         table: What to look for.
         user: The owner.
-        prefix: The id or a unique prefix of it; for a revision also a prefix of its digest.
+        prefix: The id or a unique prefix of it; for a revision also a prefix of its digest. For a
+            turn or a signal also a unique ending of four characters or more.
         layer: Considers only revisions of this layer.
 
     Raises:
@@ -64,6 +77,9 @@ def resolve_id(
     resolve_user(db, user)
     check_is_text(prefix, f"id of a {table}")
     ids = _candidates(db, table, user, prefix, layer) if prefix and prefix.isascii() else []
+    if not ids and table != "revision" and is_ending(prefix):
+        select = f"select id from {table} where user = ? and id like ? order by id limit ?"
+        ids = _ids(db, select, user, f"%{prefix}", _MAX_SHOWN + 1)
     if prefix in ids:
         return prefix
     if len(ids) == 1:

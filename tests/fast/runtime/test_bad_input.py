@@ -768,3 +768,9 @@ def test_stored_values_of_any_shape_are_read(values: dict[str, Any]) -> None:
     """They may come from a folder or a file of a stranger."""
     for read in (rename_recipe, rename_scores, rename_report):
         assert isinstance(read(values), dict)
+
+
+@pytest.mark.parametrize("home", ["", " "])
+def test_an_empty_home_is_not_the_default_one(home: str) -> None:
+    with pytest.raises(InvalidInput, match="home"):
+        personalpeft.open(home, backend="fake")

@@ -128,9 +128,20 @@ def test_unique_id_prefix_is_enough(store: Store) -> None:
     assert first.id in error.value.message
     assert second.id in error.value.message
     assert store.ledger.signal("ada", second.id[: common + 1]) == second
-    for nothing in ("", "zzz", "é", "\ud800", "%", "s_%"):
+    for nothing in ("", "zzz", "é", "\ud800", "%", "s_%", "%%%%", "____"):
         with pytest.raises(NotFound):
             store.ledger.signal("ada", nothing)
+
+
+def test_unique_ending_of_an_id_is_enough_for_its_user(store: Store) -> None:
+    turn, first, second = add_turn(store), add_fact(store), add_fact(store)
+    bo = add_fact(store, "bo")
+    assert store.ledger.turn("ada", turn.id[-6:]) == turn
+    assert store.ledger.signal("ada", first.id[-6:]) == first
+    assert store.ledger.signal("ada", second.id[-8:]) == second
+    for other in (bo.id[-6:], first.id[-3:], turn.id[-6:]):
+        with pytest.raises(NotFound):
+            store.ledger.signal("ada", other)
 
 
 @pytest.mark.parametrize("user", ["", "Ada", "a/b", "..", "a..b", "-a", "a" * 65, "ａda", "a\n"])
