@@ -199,12 +199,12 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
     yield "vLLM", "rate over that of a direct client", f"{direct:.2g}", "engines-vllm-zen4"
     replicas = results["engines-fleet-zen4"]["fleet"]["two_over_one"]["median"]
     yield "A fleet", "two vLLM replicas over one", f"{replicas:.3g} times", "engines-fleet-zen4"
-    recall = results["learn-twelve"]["recall"]
+    recall = results["learn-amx"]["recall"]
     yield (
         "bench learn",
         "twenty facts of each of twelve people, unseen wordings, layers alone",
         f"{100 * recall['adapter']:.0f} % recalled; base {100 * recall['base']:.0f} %",
-        "learn-twelve",
+        "learn-amx",
     )
     prose = results["edits-amx"]["styles"]
     asked, base, greedy = (sum(each[key] for each in prose) for key in ("asked", "base", "greedy"))
