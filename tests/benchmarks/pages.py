@@ -214,18 +214,18 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{greedy} of {asked}; base {base}",
         "edits-amx",
     )
-    bad, good = results["gate-bad-amx"], results["gate-eighty"]
+    gate = results["gate-amx"]
     yield (
         "bench gate",
         "bad batches that went live",
-        f"{bad['bad_accepted']} of {bad['bad']}",
-        "gate-bad-amx",
+        f"{gate['bad_accepted']} of {gate['bad']}",
+        "gate-amx",
     )
     yield (
         "bench gate",
         "good batches that did not go live",
-        f"{good['good_refused']} of {good['good']}",
-        "gate-eighty",
+        f"{gate['good_refused']} of {gate['good']}",
+        "gate-amx",
     )
     nulls = results["nulls-zen4"]["kinds"].values()
     live, ran = (sum(each[key] for each in nulls) for key in ("live", "ran"))
