@@ -176,13 +176,14 @@ def measure_text_quality(
     shuffled = [replace(each, answer=_shuffle(each.answer)) for each in long]
     scored = [*asked, *chain(*elsewhere), *shuffled]
     values = dict(zip(scored, logprobs(scored), strict=True))
-    fits = (
+    fits = [
         values[own] - fmean(values[each] for each in some)
         for own, some in zip(asked, elsewhere, strict=True)
-    )
+    ]
     gaps = [values[own] - values[mixed] for own, mixed in zip(long, shuffled, strict=True)]
     return TextQuality(
-        round(median(fits), 4),
+        # Of one reply to everything the mean is 0, and the median may be more.
+        round(min(median(fits), fmean(fits)), 4),
         round(median(gaps), 4) if gaps else None,
         round(fmean(map(_is_novel, newest)), 4),
     )
