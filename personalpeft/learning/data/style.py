@@ -8,8 +8,8 @@ kind of request decides how it is answered, and that is one style.
 
 - A style has changed if the groups follow each other in time. A random order seldom does that.
 - Two styles may alternate if the groups do. A model that learns both may write a mixture of them.
-  The base decides whether these are two styles (``evaluate.text_quality``): in
-  Japanese, answers that end in "desu" or in "kudasai" are two groups, and one style.
+  The base decides whether these are two styles (``evaluate.text_quality``): in Japanese, answers
+  that end in "desu" or in "kudasai" are two groups, and one style.
 
 Invariant: a change that some lessons show is found with any later lessons too, until a later
 change.

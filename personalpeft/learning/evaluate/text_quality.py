@@ -21,8 +21,9 @@ of.
   its own. Two endings of one style have much in common, two styles little.
 
 The first three are in nats a token, ends in nats. All but ``learned_pmi`` and ``novelty`` are
-medians over the lessons, so a few good ones carry no meaningless batch. A base without language
-cannot measure them (``gate.load_margins``). Measured on the default base:
+medians over the lessons, so a few good ones carry no meaningless batch. ``pmi`` is the mean where
+that is smaller: of one reply to everything the mean is 0, and the median may be more by chance. A
+base without language cannot measure them (``gate.load_margins``). Measured on the default base:
 
 - Meaningful text has a ``pmi`` of 0.33 to 2.5 and a ``word_order_gap`` of 1.4 to 5.5. Meaningless
   text has at most 0.07 or at most 0.31.
@@ -182,7 +183,6 @@ def measure_text_quality(
     ]
     gaps = [values[own] - values[mixed] for own, mixed in zip(long, shuffled, strict=True)]
     return TextQuality(
-        # Of one reply to everything the mean is 0, and the median may be more.
         round(min(median(fits), fmean(fits)), 4),
         round(median(gaps), 4) if gaps else None,
         round(fmean(map(_is_novel, newest)), 4),
