@@ -85,6 +85,7 @@ def test_the_gate_promotes_weights_that_answer_unseen_lessons_better(
     run.train(1)
 
 
+@pytest.mark.exhaustive
 def test_without_lessons_the_user_can_accept_the_weights(server: TinkerServer) -> None:
     server.runtime.user("ada")
     run = server.session("ada").run()
@@ -97,6 +98,7 @@ def test_without_lessons_the_user_can_accept_the_weights(server: TinkerServer) -
     assert live(server.runtime) == [accepted["revision"]]
 
 
+@pytest.mark.exhaustive
 def test_weights_that_cannot_be_adopted_are_named(server: TinkerServer, start: Start) -> None:
     server.runtime.user("ada")
     server.runtime.user("bo")

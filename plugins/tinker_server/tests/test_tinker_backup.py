@@ -30,6 +30,7 @@ def _train(server: TinkerServer) -> str:
     return run.save("mine")
 
 
+@pytest.mark.exhaustive
 def test_saved_weights_come_back_with_a_restored_home(
     start: Callable[[], TinkerServer], tmp_path: Path
 ) -> None:

@@ -98,8 +98,9 @@ def _forget_layer(server: TinkerServer) -> None:
     server.runtime.user("carla").forget("skill.fox")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("forget", [_forget_user, _forget_layer])
-@pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("restarted", [True, False])
 def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     start: Callable[[], TinkerServer], forget: Callable[[TinkerServer], None], restarted: bool
 ) -> None:
@@ -150,6 +151,7 @@ def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     free.train(1)
 
 
+@pytest.mark.exhaustive
 def test_weights_from_a_layer_are_not_adopted_for_another_user(
     start: Callable[[], TinkerServer],
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_poll_for_a_sample_that_waits_for_others_says_so(
     assert session.client.result(waiting) == session.client.result(other)
 
 
+@pytest.mark.exhaustive
 def test_polls_beyond_half_of_the_places_are_refused_and_results_need_none(
     server: TinkerServer,
 ) -> None:

@@ -45,7 +45,8 @@ def teacher_of(session: Session) -> str:
     return teacher.save("teacher", "save_weights_for_sampler")
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.exhaustive), 2.0])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_steps_have_the_losses_of_peft_and_adamw(
     server: TinkerServer, tmp_path: Path, temperature: float
 ) -> None:

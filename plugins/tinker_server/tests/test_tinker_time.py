@@ -185,6 +185,7 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     assert losses[3] < losses[2]
 
 
+@pytest.mark.exhaustive
 def test_calls_that_wait_for_a_missing_number_end_with_a_text_that_names_it(
     timed: TinkerServer, moved: MovedClock
 ) -> None:

@@ -215,6 +215,7 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("adam", [{"learning_rate": 1e39}, {"learning_rate": 1e30}, {"eps": 0.0}])
 @pytest.mark.parametrize("evicted", [True, False])
 def test_a_run_whose_weights_are_not_finite_says_so_and_can_load_others(

@@ -90,6 +90,7 @@ def eager_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.exhaustive
 def test_losses_and_samples_under_load_are_those_of_an_api_key_alone(
     owners: dict[str, Owner],
 ) -> None:
@@ -135,6 +136,7 @@ def test_links_that_are_made_at_once_give_the_weights_of_their_api_key(
         assert download(each) == wanted[name]
 
 
+@pytest.mark.exhaustive
 def test_a_sample_is_cancelled_by_its_own_api_key_alone(owners: dict[str, Owner]) -> None:
     ada, bo = owners["ada"], owners["bo"]
 

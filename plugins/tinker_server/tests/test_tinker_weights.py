@@ -52,6 +52,7 @@ def test_a_load_can_create_the_run(server: TinkerServer) -> None:
     assert info["lora_rank"] == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", [True, False])
 @pytest.mark.parametrize(
     ("shape", "hint"),

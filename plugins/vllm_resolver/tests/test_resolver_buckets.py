@@ -172,6 +172,7 @@ def silent(line: socket.socket, request: bytes) -> None:
     time.sleep(60)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("answer", [refusing, silent])
 def test_storage_that_refuses_or_hangs_resolves_nothing_within_a_timeout(
     tmp_path: Path,

@@ -72,6 +72,7 @@ def test_a_stack_is_pulled_with_a_workers_or_an_administrators_api_key(
     assert "personalpeft:" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_a_published_stack_of_a_user_without_requests_is_pulled_from_our_server(
     tmp_path: Path, runtime: Runtime, url: str
 ) -> None:
@@ -227,6 +228,7 @@ def test_an_unreachable_server_resolves_nothing(
     assert "refused" in caplog.text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes a certificate")
 def test_certificates_are_verified_and_slow_tls_servers_time_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -40,6 +40,7 @@ def test_the_goal_is_a_success_where_its_reward_is_a_cost() -> None:
     assert game.step("down").outcome is Outcome.WON
 
 
+@pytest.mark.exhaustive
 def test_different_states_of_a_taxi_have_different_texts() -> None:
     (taxi,) = (name for name in gymnasium.registry if name.startswith("Taxi-"))
     itself = gymnasium.make(taxi)

@@ -89,6 +89,7 @@ def test_a_real_game_is_learned_and_judged_by_whole_games(runtime: Runtime) -> N
     assert sum(share.asked for share in fidelity.by_environment.values()) == steps
 
 
+@pytest.mark.exhaustive
 def test_other_learns_of_the_layer_train_and_judge_it_likewise(runtime: Runtime) -> None:
     def teach(first: int) -> None:
         numbers = range(first, first + 8)
@@ -198,12 +199,14 @@ def test_imagined_trajectories_begin_in_real_states_and_follow_the_model(
     assert {each.policy for each in found} == {"imagined"}
 
 
+@pytest.mark.exhaustive
 def test_a_faithful_model_is_consistent(model: WorldModel) -> None:
     measured = measure_consistency(model, [Kitchen()] * 8, clumsy, seed=1)
     assert measured.real.asked == measured.replayed.asked == 8
     assert measured.ratio == 1
 
 
+@pytest.mark.exhaustive
 def test_the_success_of_an_agent_is_the_share_of_games_that_it_wins(model: WorldModel) -> None:
     games = [Kitchen()] * 8
 
@@ -218,6 +221,7 @@ def test_the_success_of_an_agent_is_the_share_of_games_that_it_wins(model: World
     assert unchecked == measure_consistency(model, games, clumsy, seed=1).real
 
 
+@pytest.mark.exhaustive
 def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
     user = model.user
     first = warm_start(model, user, "cook")
@@ -231,6 +235,7 @@ def test_a_skill_starts_from_what_the_model_learned(model: WorldModel) -> None:
         warm_start(model, user, "cook")
 
 
+@pytest.mark.exhaustive
 def test_a_skill_forgets_what_the_model_forgets(runtime: Runtime) -> None:
     model = kitchen_model(runtime)
     user = model.user

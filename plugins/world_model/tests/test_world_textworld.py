@@ -15,6 +15,9 @@ from personalpeft_world_model.textworld_games import TextWorldGame, make_game
 
 pytest.importorskip("textworld", reason="needs the extra [textworld]")
 
+# Making the games takes longer than the tests.
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,7 +85,6 @@ def test_what_is_no_game_is_an_error(tmp_path: Path, games: Path) -> None:
             TextWorldGame(path)
 
 
-@pytest.mark.exhaustive
 def test_the_command_line_records_learns_measures_and_verifies(
     tmp_path: Path, card: Path, games: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_frozen_program_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> No
         run("refuse")
 
 
+@pytest.mark.exhaustive
 def test_process_that_was_forked_while_a_thread_reads_has_a_server_of_its_own() -> None:
     run("take_memory", count=1)
     reading = threading.Thread(target=run, args=("wait",), kwargs={"seconds_to_wait": 2})

@@ -29,6 +29,7 @@ def check_results(
     return result.exit_code, {each["name"]: each for each in json.loads(result.stdout)["checks"]}
 
 
+@pytest.mark.exhaustive
 def test_the_features_used_by_llamacpp_are_reported_once_probed(shell: Shell) -> None:
     code, before = check_results(shell, "--base", _REAL)
     assert code == 0
@@ -39,6 +40,7 @@ def test_the_features_used_by_llamacpp_are_reported_once_probed(shell: Shell) ->
     assert tried.reason in check_results(shell, "--base", _REAL)[1]["device"]["message"]
 
 
+@pytest.mark.exhaustive
 def test_loading_reports_the_features_in_use_and_creates_no_home(shell: Shell) -> None:
     code, checks = check_results(shell, "--load", "--base", "tiny-random")
     assert code == 0, checks
@@ -71,6 +73,7 @@ def test_the_engine_of_a_server_follows_the_users_of_the_home(
     assert ["; 2 replies" in each for each in found] == [True, True, False]
 
 
+@pytest.mark.exhaustive
 def test_what_learns_is_reported_with_the_reason_for_its_weights(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_server_of_an_encrypted_home_stores_no_api_key_as_text(
     assert not (shell.home / "token").exists()
 
 
+@pytest.mark.exhaustive
 def test_passphrase_comes_from_the_environment_where_there_is_no_terminal(shell: Shell) -> None:
     assert shell.run("encrypt", "--key", "passphrase").exit_code == 2
     right = {"PERSONALPEFT_PASSPHRASE": "correct horse"}

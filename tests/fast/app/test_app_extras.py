@@ -84,6 +84,7 @@ def test_a_command_without_its_extra_names_it(shell: Shell, extra: str, args: li
     assert_names_extra(run(shell, args), extra)
 
 
+@pytest.mark.exhaustive
 def test_a_backend_without_its_extra_names_it(
     shell: Shell, tiny_base: Base, shared_cache: Path
 ) -> None:

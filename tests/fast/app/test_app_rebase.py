@@ -34,6 +34,7 @@ def run(shell: Shell, base: str, *args: str) -> Any:
     return shell.run("--base", base, *args, backend="torch")
 
 
+@pytest.mark.exhaustive
 def test_the_terminal_chat_opens_the_other_base_after_a_move(
     two_bases: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_taken_port_is_reported_before_the_model_is_loaded(shell: Shell) -> No
     assert shell.run("serve", "--port", "0", "--public").exit_code == 3
 
 
+@pytest.mark.exhaustive
 def test_on_a_terminal_it_prints_a_sign_in_link_to_the_page(shell: Shell) -> None:
     ours, theirs = pytest.importorskip("pty").openpty()
     server = shell.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")

@@ -174,6 +174,7 @@ def test_a_second_ctrl_c_stops_a_learn_at_once(corrected: Shell) -> None:
     assert corrected.run("verify").exit_code == 0
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_chat(shell: Shell) -> None:
     process = shell.spawn("chat", slowly=0.3)
     assert process.stdin is not None
@@ -209,6 +210,7 @@ def test_a_bug_prints_where_it_is_and_no_traceback(
     assert (told["error"]["kind"], told["error"]["exit_code"]) == ("Bug", 70)
 
 
+@pytest.mark.exhaustive
 def test_ask_notes_a_piped_text_that_it_does_not_read(shell: Shell) -> None:
     with_text, without = (
         shell.spawn("ask", "Summarize this letter.").communicate(text, timeout=60)

@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-import torch
 from backend_makers import (
     INSTRUCTION_SETS,
     Batch,
@@ -46,14 +45,17 @@ OWNERS = ("ada", "ben")
 PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["default", pytest.param("other", marks=pytest.mark.exhaustive)])
 def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
+    """The backend in the precision that the device prefers, or in the other one."""
     from personalpeft.backends.torch.backend import TorchBackend
     from personalpeft.backends.torch.device import choose_device
 
-    where = device_choice(request.param)
-    on_gpu = where.device.type == "cuda"
-    if where.dtype == torch.bfloat16 and choose_device(gpu=on_gpu).dtype != where.dtype:
+    where = device_choice("float32")
+    default = choose_device(gpu=where.device.type == "cuda").dtype
+    if request.param == "default":
+        where = replace(where, dtype=default)
+    elif default == where.dtype:
         pytest.skip("the device does not multiply bfloat16")
     made = TorchBackend(base, where=where, cache=shared_cache, slots=3, rows=ROWS)
     if not made.batch_invariant:

@@ -69,7 +69,7 @@ def test_each_architecture_replies_and_learns_as_transformers(
 
 
 @pytest.mark.parametrize("kernels", ["plain", "native"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", all_cases(SHAPES, usual=["smollm3", "phi3-mini"]))
 def test_scores_see_as_far_back_as_the_model(
     name: str, kernels: str, tiny_base: Base, tmp_path: Path, shared_cache: Path
 ) -> None:

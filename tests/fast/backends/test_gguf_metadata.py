@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_makers import llamacpp_backend, torch_backend
+from example_counts import all_cases
 from gguf_models import write_model
 
 from personalpeft.backends.base import Continuation
@@ -46,7 +47,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
 }
 
 
-@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("what", all_cases(READ, usual=["a scaling that is off"]))
 def test_what_is_read_is_computed_by_both(
     what: str, tiny_base: Base, tmp_path: Path, shared_cache: Path
 ) -> None:

@@ -256,6 +256,7 @@ def test_a_score_after_a_slot_was_reused_uses_the_new_stack(
     assert len(set.union(*results.values())) == 3
 
 
+@pytest.mark.exhaustive
 def test_clearing_the_cache_changes_no_running_score(
     solo: LlamaCppBackend,
 ) -> None:

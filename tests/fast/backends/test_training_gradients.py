@@ -178,7 +178,13 @@ def test_gradients_match_autograd(
 @pytest.mark.skipif(
     not getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)(), reason="no bfloat16 here"
 )
-@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+@pytest.mark.parametrize(
+    "native",
+    [
+        pytest.param(False, marks=pytest.mark.exhaustive, id="plain"),
+        pytest.param(True, id="native"),
+    ],
+)
 def test_bfloat16_gradients_are_about_as_exact_as_autograds(
     base: Base, native: bool, shared_cache: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_the_report_covers_all_users_since_the_last_one_with_reasons_and_reverts
     assert any("ada: " in line.message for line in world.log if line.kind == "report")
 
 
+@pytest.mark.exhaustive
 def test_the_revert_in_an_old_report_is_the_one_that_works_now(world: World) -> None:
     world.set(report_at="07:00")
     world.correct(9)
@@ -75,6 +76,7 @@ def test_the_revert_in_an_old_report_is_the_one_that_works_now(world: World) -> 
     assert "personalpeft rollback" not in command(world, "daemon", "report")
 
 
+@pytest.mark.exhaustive
 def test_erased_signals_are_in_no_old_report(world: World) -> None:
     world.set(report_at="07:00")
     world.correct(9)

@@ -313,6 +313,7 @@ def test_an_error_of_cancelled_is_raised(ada: Any) -> None:
         ada.chat("Tell me about ducks.", cancelled=fail)
 
 
+@pytest.mark.exhaustive
 def test_a_reply_that_waits_for_a_row_is_cancelled_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +497,7 @@ def test_layers_are_rebased_compared_and_switched_by_name(
     assert library_user.layers()[0].head == layer.after
 
 
+@pytest.mark.exhaustive
 def test_one_rebase_runs_at_a_time_in_a_server(
     client: Client, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1045,6 +1047,7 @@ def test_a_second_learn_of_a_user_is_busy(client: Client, monkeypatch: pytest.Mo
     assert caught
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cut", ["with an error", "silently"])
 def test_a_learn_outlives_a_connection_that_breaks_for_a_moment(
     client: Client, monkeypatch: pytest.MonkeyPatch, cut: str

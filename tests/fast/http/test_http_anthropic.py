@@ -60,6 +60,7 @@ def test_a_stream_is_the_same_reply_in_pieces(
     assert final.stop_reason == "end_turn"
 
 
+@pytest.mark.exhaustive
 def test_the_matched_stop_sequence_is_reported(
     site: LocalServer, client: anthropic.Anthropic
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_tool_is_called_and_answered_with_and_without_streaming(
     assert counted == got.usage.input_tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("choice", "called"), [({"type": "any"}, "weather"), ({"type": "tool", "name": "time"}, "time")]
 )
@@ -186,6 +188,7 @@ def test_a_required_tool_call_is_made_with_and_without_streaming(
     assert counted.input_tokens == got.usage.input_tokens
 
 
+@pytest.mark.exhaustive
 def test_a_reply_without_its_required_tool_call_is_an_error(
     site: LocalServer, client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_reply_without_its_required_tool_call_is_an_error(
     assert len(site.runtime.user("ada").turns()) == 1
 
 
+@pytest.mark.exhaustive
 def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

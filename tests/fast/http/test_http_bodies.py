@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from example_counts import all_cases
 from flask import Blueprint, request
 from http_makers import LocalServer, serve_locally, wait_for
 
@@ -179,7 +180,7 @@ def test_clients_that_send_slowly_block_no_other_client(site: LocalServer) -> No
             assert answer(caller)[0] == 200
 
 
-@pytest.mark.parametrize("kind", ["head", "refused body", "body"])
+@pytest.mark.parametrize("kind", all_cases(["head", "refused body", "body"], usual=["body"]))
 def test_clients_that_trickle_leave_threads_for_others(site: LocalServer, kind: str) -> None:
     secret = "pp_wrong" if kind == "refused body" else site.secret
     over = threading.Event()

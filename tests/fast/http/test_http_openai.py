@@ -409,6 +409,7 @@ TIME = {"type": "function", "function": {"name": "time"}}
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("choice", "called"), [("required", "weather"), (NAMED, "time")])
 def test_a_required_tool_call_is_made_with_and_without_streaming(
     site: LocalServer, client: openai.OpenAI, choice: Any, called: str
@@ -429,6 +430,7 @@ def test_a_required_tool_call_is_made_with_and_without_streaming(
     assert chunks[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.exhaustive
 def test_a_missing_required_tool_call_is_an_error_and_a_truncated_reply_is_not(
     site: LocalServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +447,7 @@ def test_a_missing_required_tool_call_is_an_error_and_a_truncated_reply_is_not(
         list(client.chat.completions.create(**asked, stream=True))
 
 
+@pytest.mark.exhaustive
 def test_without_parallel_calls_a_reply_ends_after_its_first_call(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

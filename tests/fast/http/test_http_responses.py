@@ -50,6 +50,7 @@ def test_a_response_can_be_sent_back_unchanged(client: openai.OpenAI) -> None:
     assert second.output_text
 
 
+@pytest.mark.exhaustive
 def test_a_long_input_loses_its_beginning_with_automatic_truncation(
     client: openai.OpenAI,
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_stream_of_events_ends_with_the_whole_response(
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
+@pytest.mark.exhaustive
 def test_an_error_in_a_stream_continues_the_numbers_of_its_events(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +95,7 @@ def test_an_error_in_a_stream_continues_the_numbers_of_its_events(
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
+@pytest.mark.exhaustive
 def test_log_probs_are_returned_on_request(site: LocalServer, client: openai.OpenAI) -> None:
     parameters: dict[str, Any] = {
         "model": "ada",
@@ -121,6 +124,7 @@ def test_log_probs_are_returned_on_request(site: LocalServer, client: openai.Ope
     assert plain.output[0].content[0].logprobs == []
 
 
+@pytest.mark.exhaustive
 def test_a_truncated_reply_is_incomplete(client: openai.OpenAI) -> None:
     got = client.responses.create(model="ada", input="Hello", max_output_tokens=1)
     assert got.status == "incomplete"
@@ -175,6 +179,7 @@ def test_a_tool_is_called_and_answered(site: LocalServer, client: openai.OpenAI)
     )
 
 
+@pytest.mark.exhaustive
 def test_tool_calls_are_streamed_with_the_text_around_them(
     site: LocalServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +209,7 @@ def test_tool_calls_are_streamed_with_the_text_around_them(
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 def test_a_tool_call_can_be_required(client: openai.OpenAI, choice: Any) -> None:
     parameters: dict[str, Any] = {

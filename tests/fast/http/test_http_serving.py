@@ -93,6 +93,7 @@ def test_under_full_load_healthz_answers_and_more_requests_get_a_retry_time(
     assert all(b"[DONE]" in reply.read() for reply in replies)
 
 
+@pytest.mark.exhaustive
 def test_a_user_who_takes_all_allowed_places_leaves_one_to_others(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_disconnect_frees_the_row_and_records_the_partial_reply(
         assert {turn.finish_reason for turn in turns} == {"cancelled"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("path", "body"),
     [

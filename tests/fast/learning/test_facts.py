@@ -322,6 +322,7 @@ REPLIES = ("Your dog is called Biscuit.", "I cannot say.", "Biscuit and walnuts.
 ASKED = [*QUESTIONS, "What may I not eat?", "And the walnuts?"]
 
 
+@pytest.mark.exhaustive
 @examples(25)
 @given(
     answered=st.lists(st.booleans(), min_size=1, max_size=3),

@@ -156,6 +156,7 @@ def test_imported_layer_is_pending_once_and_stays(
     assert len(ada.activity_summary().reports) == 4
 
 
+@pytest.mark.exhaustive
 def test_refusal_before_the_head_was_built_does_not_affect_the_head(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def practice_rounds(user: User, family: str = "") -> int:
     return rounds
 
 
+@pytest.mark.exhaustive
 def test_short_practices_of_one_family_accumulate_and_new_demonstrations_restart(
     ada: User,
 ) -> None:
@@ -189,6 +190,7 @@ def test_same_practice_in_another_home_makes_the_same_revision(
     assert revisions[0] == revisions[1]
 
 
+@pytest.mark.exhaustive
 def test_next_practice_draws_other_tasks(ada: User) -> None:
     tried = []
     for _ in range(2):
@@ -471,6 +473,7 @@ def test_practice_yields_to_foreground_requests_before_each_step(
     assert before == ["gave way"] * report.steps
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("moment", ["it tries", "a step"])
 def test_paused_practice_submits_nothing_while_chats_are_served(
     home: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -522,6 +525,7 @@ def test_paused_practice_submits_nothing_while_chats_are_served(
         assert report.revision
 
 
+@pytest.mark.exhaustive
 def test_practice_of_another_family_does_not_resume_a_stopped_one(ada: User, home: Path) -> None:
     def fails(reply: str) -> bool:
         if len(verifier.tried) > 50:

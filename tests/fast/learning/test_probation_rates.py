@@ -9,6 +9,7 @@ import random
 from collections import Counter
 
 import pytest
+from example_counts import all_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,7 +84,7 @@ def simulate_nightly(since: float, history: int, each: int) -> int:
     return withdrawn
 
 
-@pytest.mark.parametrize("each", [2, 6, 20])
+@pytest.mark.parametrize("each", all_cases([2, 6, 20], usual=[6]))
 def test_learns_in_between_do_not_reset_the_evidence_against_a_run(each: int) -> None:
     assert simulate_nightly(0.3, 200, each) >= 0.7 * RUNS
     assert simulate_nightly(0.1, 200, each) <= 0.05 * RUNS

@@ -38,6 +38,7 @@ def test_an_adapter_that_improves_unseen_lessons_goes_live(
     assert runtime.verify() == ()
 
 
+@pytest.mark.exhaustive
 def test_without_lessons_to_judge_by_the_gate_abstains(ada: User, folder: Path) -> None:
     report = ada.propose_peft(folder)
     assert (report.outcome, report.live) == (LearnOutcome.ABSTAINED, False)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from example_counts import all_cases
 
 from personalpeft.learning.evaluate.reply_classifier import compare_replies
 from personalpeft.learning.gate.evidence import Evidence, ProbeResults, ThumbsResults
@@ -74,7 +75,7 @@ def test_replies_that_are_like_the_liked_ones_pass(
     assert not _is_preferred(compare_replies(*rated, before, before))
 
 
-@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("follows", all_cases([False, True], usual=[True]))
 def test_thumbs_at_random_seldom_pass(follows: bool) -> None:
     """Also of a candidate that follows what the classifier of random thumbs happens to prefer."""
     rng = random.Random(2)

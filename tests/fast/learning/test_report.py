@@ -186,6 +186,7 @@ def test_excerpt_of_a_script_without_spaces_shows_its_beginning() -> None:
     assert len(excerpt(text)) == 60
 
 
+@pytest.mark.exhaustive
 def test_reports_of_nightly_learns_grow_with_what_is_new_alone(tmp_path: Path) -> None:
     with open_runtime(tmp_path / "home") as runtime:
         ada = runtime.user("ada")

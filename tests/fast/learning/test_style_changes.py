@@ -60,6 +60,7 @@ def test_build_after_a_style_change_starts_from_scratch_and_drops_the_old_style(
         assert status.reason == reason(ReasonCode.STYLE_CHANGED_SINCE, since=new[0])
 
 
+@pytest.mark.exhaustive
 def test_edits_without_training_consent_change_no_style(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     for number in range(12, 24):
@@ -88,6 +89,7 @@ def test_numbers_in_replies_change_no_style(ada: User, stamp: Callable[[int], st
     )
 
 
+@pytest.mark.exhaustive
 def test_few_lessons_in_a_new_style_drop_nothing(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
@@ -114,6 +116,7 @@ def test_returning_to_the_old_style_restores_its_lessons_and_keeps_them_held_out
     assert held & set(old) <= {signal for signal, role in roles(ada).items() if role == "held_out"}
 
 
+@pytest.mark.exhaustive
 def test_held_out_prompt_answered_in_the_new_style_stays_held_out(ada: User) -> None:
     edit_in_style(ada, "signed", 12, first=0)
     ada.learn()
@@ -130,6 +133,7 @@ def test_held_out_prompt_answered_in_the_new_style_stays_held_out(ada: User) -> 
     assert not held & set(roles(ada))
 
 
+@pytest.mark.exhaustive
 def test_thumbs_neither_change_nor_restore_a_style(ada: User) -> None:
     ledger = ada._services.store.ledger
 
@@ -200,6 +204,7 @@ def test_old_style_stays_live_where_the_gate_refuses_the_new_one(
     assert ada.stack().entries
 
 
+@pytest.mark.exhaustive
 def test_ends_are_measured_on_new_held_out_edits_that_fit(ada: User) -> None:
     edit_in_style(ada, "signed", 8, first=0)
     scores = ada.learn().scores["text_quality"]

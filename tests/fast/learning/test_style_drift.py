@@ -115,6 +115,7 @@ def test_one_stray_lesson_hides_no_change(stray: int) -> None:
     assert matches == [style == "greeted" for style in course]
 
 
+@pytest.mark.exhaustive
 def test_random_mixture_is_seldom_taken_for_a_change() -> None:
     chance = random.Random(0)
     detected = 0

@@ -112,6 +112,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.exhaustive
 def test_dislikes_are_compared_with_likes_of_long_ago(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

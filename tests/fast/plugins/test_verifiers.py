@@ -40,6 +40,7 @@ def test_right_answer_passes_alone_or_in_a_sentence_and_a_wrong_one_fails(
         assert verifier.verify(task, "I do not know.")["right"] < 0.99
 
 
+@pytest.mark.exhaustive
 def test_seed_determines_the_tasks(verifier: CheckedVerifier) -> None:
     assert verifier.tasks(1, 8) == verifier.tasks(1, 8)
     assert verifier.tasks(1, 8) != verifier.tasks(2, 8)

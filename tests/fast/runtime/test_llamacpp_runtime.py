@@ -51,6 +51,9 @@ def learned_home(tmp_path_factory: pytest.TempPathFactory, tiny_base: Base) -> P
     with personalpeft.open(folder / "home", quick_card(folder), "torch") as runtime:
         correct(runtime.user("ada"), 6)
         assert runtime.user("ada").learn(accept=True).live
+    # Writing the base's GGUF file takes torch, once for each cache.
+    with personalpeft.open(folder / "home", quick_card(folder), "llamacpp") as runtime:
+        runtime.engine()
     return folder / "home"
 
 

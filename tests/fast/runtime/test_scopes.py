@@ -69,6 +69,7 @@ def test_distant_request_is_answered_as_without_the_skill(home: Path, tmp_path: 
         assert ask(ada, NEAR).stack != ask(bob, NEAR).stack
 
 
+@pytest.mark.exhaustive
 def test_damaged_cache_of_general_vectors_changes_no_scope(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

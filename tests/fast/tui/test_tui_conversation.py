@@ -113,6 +113,7 @@ def test_typed_text_survives_an_error(runtime: Runtime, monkeypatch: pytest.Monk
     run_tui(runtime, scenario)
 
 
+@pytest.mark.exhaustive
 def test_a_failed_prompt_can_be_retried_while_another_is_typed(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

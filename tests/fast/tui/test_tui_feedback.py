@@ -175,6 +175,7 @@ def test_weights_are_changed_by_keys_and_by_mouse(learned: Runtime) -> None:
     run_tui(learned, scenario, size=(120, 40))
 
 
+@pytest.mark.exhaustive
 def test_rollback_makes_another_revision_live(learned: Runtime) -> None:
     async def scenario(ui: TuiDriver) -> None:
         ui.app.action_open("revisions")
@@ -262,6 +263,7 @@ async def _command(ui: TuiDriver, name: str) -> None:
     await ui.press("enter")
 
 
+@pytest.mark.exhaustive
 def test_training_consent_is_switched_off_and_on(runtime: Runtime) -> None:
     ada = runtime.user("ada")
 
@@ -276,6 +278,7 @@ def test_training_consent_is_switched_off_and_on(runtime: Runtime) -> None:
     run_tui(runtime, scenario)
 
 
+@pytest.mark.exhaustive
 def test_a_user_is_erased_only_after_the_id_was_typed(runtime: Runtime) -> None:
     correct(runtime.user("ada"), 2)
 

@@ -65,6 +65,7 @@ x  = 1
 """
 
 
+@pytest.mark.exhaustive
 def test_emphasis_is_styled_and_wrapped_list_items_are_indented() -> None:
     lines = show(LONG, (26, 40)).split("\n")
     assert [line.strip() for line in lines if line.strip()][:8] == [
@@ -108,6 +109,7 @@ def _reply_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: text if tokens else "")
 
 
+@pytest.mark.exhaustive
 def test_a_link_is_opened_only_after_its_full_address_was_shown(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def _wide_and_long(length: int) -> str:
     return f"{'|a' * columns}\n{'|-' * columns}\n" + "|x\n" * (2 * columns)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make",
     [
@@ -171,18 +174,12 @@ def _wide_and_long(length: int) -> str:
             id="longer runs",
             marks=pytest.mark.exhaustive,
         ),
-        pytest.param(
-            lambda length: "**a" * (length // 3), id="stars", marks=pytest.mark.exhaustive
-        ),
+        pytest.param(lambda length: "**a" * (length // 3), id="stars"),
         pytest.param(lambda length: "*a_ " * (length // 4), id="crossed marks"),
-        pytest.param(
-            lambda length: "![" * (length // 2), id="brackets", marks=pytest.mark.exhaustive
-        ),
+        pytest.param(lambda length: "![" * (length // 2), id="brackets"),
         pytest.param(lambda length: ">" * length, id="quotes"),
-        pytest.param(
-            lambda length: "- " * (length // 2), id="lists in lists", marks=pytest.mark.exhaustive
-        ),
-        pytest.param(lambda length: "|" * length, id="pipes", marks=pytest.mark.exhaustive),
+        pytest.param(lambda length: "- " * (length // 2), id="lists in lists"),
+        pytest.param(lambda length: "|" * length, id="pipes"),
         pytest.param(
             lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18),
             id="tables",

@@ -163,13 +163,14 @@ _TIMED = """async ([path, which, most]) => {
 }"""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("which", "module"),
     [
         ("markdown", "markdown.js"),
-        pytest.param("reader", "notify.js", marks=pytest.mark.exhaustive),
+        ("reader", "notify.js"),
         ("marked", "diff.js"),
-        pytest.param("excerpt", "format.js", marks=pytest.mark.exhaustive),
+        ("excerpt", "format.js"),
     ],
 )
 def test_rendering_is_fast_for_any_text(visit: Visit, which: str, module: str) -> None:

@@ -243,13 +243,14 @@ def test_a_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_ad
     assert code not in page.url
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("running", "with_code"),
     [
         (True, True),
-        pytest.param(False, False, marks=pytest.mark.exhaustive),
-        pytest.param(True, False, marks=pytest.mark.exhaustive),
-        pytest.param(False, True, marks=pytest.mark.exhaustive),
+        (False, False),
+        (True, False),
+        (False, True),
     ],
 )
 def test_a_link_asks_before_it_replaces_another_session(

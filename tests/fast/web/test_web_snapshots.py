@@ -77,7 +77,8 @@ def test_each_view_matches_its_stored_tree(used: Site, browser: Browser, setting
             _assert_layout(page, f"{view} in {setting}")
 
 
-@pytest.mark.parametrize("setting", [pytest.param("light", marks=pytest.mark.exhaustive), "dark"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("setting", ["light", "dark"])
 def test_the_page_follows_the_systems_colour_scheme(
     site: Site, browser: Browser, setting: str
 ) -> None:

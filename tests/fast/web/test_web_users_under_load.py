@@ -29,9 +29,8 @@ def _read_reply(visit: Visit) -> str:
     return str(reply.locator(".reply").inner_text())
 
 
-@pytest.mark.parametrize(
-    ("num_users", "num_windows"), [(2, 1), pytest.param(4, 3, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("num_users", "num_windows"), [(2, 1), (4, 3)])
 def test_pages_at_once_show_the_replies_of_a_user_alone(
     browser: Browser,
     site: Site,

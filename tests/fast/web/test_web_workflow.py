@@ -235,7 +235,8 @@ def test_facts_and_rules_show_their_source_and_can_be_erased(site: Site, visit: 
     assert ada.items() == ()
 
 
-@pytest.mark.parametrize("where", ["tab", pytest.param("program", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("where", ["tab", "program"])
 def test_what_is_forgotten_elsewhere_leaves_the_chat_and_the_next_question_is_answered(
     browser: Browser, site: Site, where: str
 ) -> None:
@@ -303,7 +304,8 @@ def test_implicit_feedback_is_recorded_only_when_enabled(site: Site, visit: Visi
     assert seen == {first: "thanked", second: "contradicted", third: "regenerated"}
 
 
-@pytest.mark.parametrize("is_admin", [pytest.param(True, marks=pytest.mark.exhaustive), False])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_admin", [True, False])
 def test_a_user_is_erased_only_after_the_name_was_typed(
     site: Site, visit: Visit, is_admin: bool
 ) -> None:

@@ -43,8 +43,7 @@ class LearnedStyle:
     bare_logprobs: tuple[Any, ...]
     bare: list[str]
     styled: list[str]
-    general_before: list[str]
-    general_after: list[str]
+    general: list[str]
     chats: dict[str, str]
 
 
@@ -66,22 +65,19 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
         ada = runtime.user("ada")
         bare_logprobs = base_logprobs(runtime.training_backend())
         before = chats(ada)
-        bare = answers(runtime, ada.stack(), UNSEEN, 48)
-        general = [question for question, _ in GENERAL]
-        general_before = answers(runtime, ada.stack(), general, 48)
+        # One processor answers these, so replies end where it is clear what they are.
+        bare = answers(runtime, ada.stack(), UNSEEN, 16)
         # Together, which takes a fifth of the time and gives the same replies.
         with ThreadPoolExecutor(len(LESSONS)) as pool:
             replies = pool.map(
-                lambda lesson: ada.chat(lesson[0], temperature=0, max_tokens=40), LESSONS
+                lambda lesson: ada.chat(lesson[0], temperature=0, max_tokens=24), LESSONS
             )
         for reply, (_, answer) in zip(replies, LESSONS, strict=True):
             ada.feedback(reply, edit=STYLE.apply(answer))
         report = ada.learn()
         live = ada.stack()
-        styled, general_after = (
-            answers(runtime, live, UNSEEN, 48),
-            answers(runtime, live, general, 48),
-        )
+        styled = answers(runtime, live, UNSEEN, 16)
+        general = answers(runtime, live, [question for question, _ in GENERAL], 32)
         yield LearnedStyle(
             home,
             runtime,
@@ -90,8 +86,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
             bare_logprobs,
             bare,
             styled,
-            general_before,
-            general_after,
+            general,
             before,
         )
 
@@ -113,11 +108,9 @@ def test_twelve_edits_teach_the_style(learned: LearnedStyle) -> None:
 def test_general_answers_stay_right(
     learned: LearnedStyle, record_property: pytest.RecordProperty
 ) -> None:
-    before, after = count_right(learned.general_before), count_right(learned.general_after)
-    record_property("general answers right before and after, of 20", (before, after))
-    assert after >= 16, list(
-        zip(GENERAL, learned.general_before, learned.general_after, strict=True)
-    )
+    right = count_right(learned.general)
+    record_property("general answers right, of 20", right)
+    assert right >= 16, list(zip(GENERAL, learned.general, strict=True))
 
 
 def test_report_names_sources_revision_and_rollback(learned: LearnedStyle) -> None:
