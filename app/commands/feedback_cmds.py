@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -78,21 +79,33 @@ def feedback(
         )
         # None where another program has superseded it meanwhile.
         status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)
+        too_few = user.pending().too_few
     data = {"signal": signal, "turn": about.id, "user": user.id, "status": status}
     emit(common, data, signal)
     # Background requests of a front end, such as for a title, may be newer than the reply meant.
     info(common, f"Reply: {excerpt(about.messages[-1].content)} -> {excerpt(about.reply)}")
-    info(common, f"Recorded on {about.id}. {_describe_use(status) if status else ''}".rstrip())
+    use = _describe_use(status, too_few) if status else ""
+    info(common, f"Recorded on {about.id}. {use}".rstrip())
 
 
-def _describe_use(status: SignalStatus) -> str:
+def _describe_use(status: SignalStatus, too_few: Mapping[str, int]) -> str:
     if status.place == "rule":
         return "It applies from the next question on."
     if status.is_held_out:
         return f"It replaces an answer that judges {status.layer}, and is not trained on either."
     if status.place == "layer":
-        return f"The next learn of {status.layer} trains on it."
+        needs = _describe_learn(status.layer or "", too_few)
+        return needs or f"The next learn of {status.layer} trains on it."
     return f"Nothing is learned from it: {status.why}."
+
+
+def _describe_learn(layer: str, too_few: Mapping[str, int]) -> str:
+    """Return what a layer needs for its first learn, or an empty text."""
+    from personalpeft.learning.plan import MIN_LESSONS
+
+    if layer not in too_few:
+        return ""
+    return f"The first learn of {layer} needs {MIN_LESSONS} lessons; {too_few[layer]} so far."
 
 
 @command(
@@ -125,10 +138,12 @@ def teach(
     with session.open_user(common, "make") as user:
         trains = not no_train and user.summary().training
         signal = user.teach(prompt, answer, skill=skill, train=train_of(no_train))
+        too_few = user.pending().too_few
     emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
     option = "" if skill is None else f" --layer {layer}"
     if trains:
-        info(common, f"Recorded for {layer}. To train on it: personalpeft learn{option}")
+        needs = _describe_learn(layer, too_few)
+        info(common, f"Recorded. {needs or f'To train on it: personalpeft learn{option}'}")
     else:
         info(common, "Recorded. Nothing is trained on it.")
 

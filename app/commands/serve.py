@@ -334,12 +334,22 @@ def api_key_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
     if sum((admin, worker, common.user is not None)) > 1:
         raise click.UsageError("--admin, --worker and --user exclude each other. Give one of them.")
     with session.open_runtime(common, "make") as runtime:
-        key, secret = runtime.api_keys.create(
-            None if admin or worker else common.user_id(), worker=worker
-        )
+        user = None if admin or worker else common.user_id()
+        key, secret = runtime.api_keys.create(user, worker=worker)
+        is_new = user is not None and not _exists(runtime, user)
     data = {"id": key.id, "user": key.user, "worker": key.worker, "api_key": secret}
     emit(common, data, secret, renamed={"token": "api_key"})
     info(common, f"Its id is {key.id}: {_format_owner(key)}.")
+    if is_new:
+        info(common, f"The home has no user {user} yet: the first request creates it.")
+
+
+def _exists(runtime: Runtime, user: str) -> bool:
+    try:
+        runtime.user(user, create=False)
+    except NotFound:
+        return False
+    return True
 
 
 @command("revoke", examples=("api-key revoke 5f0c",))

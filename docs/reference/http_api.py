@@ -40,6 +40,10 @@ personalpeft serve --port 8080
 api_key=$(cat "$(personalpeft api-key first)")
 curl -s localhost:8080/api/v1/users/ada/chat -H "Authorization: Bearer $api_key" \\
   -H 'Content-Type: application/json' -d '{"prompt": "How do I boil an egg?"}'
+
+# The reply names its turn. Feedback goes to a turn, or to the last one.
+curl -s localhost:8080/api/v1/users/ada/turns/last/feedback -H "Authorization: Bearer $api_key" \\
+  -H 'Content-Type: application/json' -d '{"edit": "Eight minutes in boiling water."}'
 ```
 
 Every request needs an API key. An admin API key acts for every user, a user's API key for that user, and a
