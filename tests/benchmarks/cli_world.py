@@ -37,6 +37,11 @@ _PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
     help="Unseen games of the part verification. Default: as many as --unseen.",
 )
 @click.option(
+    "--warm-start-steps",
+    type=click.IntRange(1, 100_000),
+    help="Steps that the skills of the part warm-start train.  [default: 60]",
+)
+@click.option(
     "--only",
     "parts",
     multiple=True,
@@ -53,6 +58,7 @@ def bench_world(
     seeds: int,
     trajectories: int | None,
     verified_games: int | None,
+    warm_start_steps: int | None,
     parts: tuple[str, ...],
     keep: Path,
 ) -> None:
@@ -75,6 +81,7 @@ def bench_world(
         seeds=seeds,
         trajectories=trajectories,
         verified_games=verified_games,
+        warm_start_steps=warm_start_steps,
         parts=parts or _PARTS,
         keep=keep,
         echo=printer(common),

@@ -78,6 +78,7 @@ class _Bench:
     seeds: int
     trajectories: int
     verified_games: int
+    warm_start_steps: int
     folder: Path
     imagined_folder: Path
     echo: Callable[[str], None]
@@ -180,13 +181,16 @@ class _Bench:
 
     def _warm_start(self) -> Figures:
         rates: dict[str, list[float]] = {"without": [], "with": []}
-        runs = self._demonstrate(self._games_of_model)
+        runs, steps = self._demonstrate(self._games_of_model), self.warm_start_steps
+        budget = "" if steps == _SKILL_STEPS else f"-{steps}"
         for seed in range(self.seeds):
             for name, start in (("without", None), ("with", self.model)):
-                user, skill = self._learn_skill(f"{name}-{seed}", runs, seed=seed, start=start)
+                user, skill = self._learn_skill(
+                    f"{name}-{seed}{budget}", runs, seed=seed, start=start, steps=steps
+                )
                 rates[name].append(self._success(user, skill))
                 self.echo(f"seed {seed}, {name} warm start: {rates[name][-1]:.2f}")
-        return {**rates, "games": len(self.unseen), "skill_steps": _SKILL_STEPS}
+        return {**rates, "games": len(self.unseen), "skill_steps": steps}
 
     def _synthetic(self) -> Figures:
         count = self.trajectories
@@ -248,6 +252,7 @@ class _Bench:
         *,
         seed: int = 0,
         start: WorldModel | None = None,
+        steps: int = _SKILL_STEPS,
     ) -> tuple[User, str]:
         """Return a user and a skill of the user that learned to act as some trajectories do.
 
@@ -266,14 +271,14 @@ class _Bench:
             user.teach_many(agents.action_demonstrations(runs), skill=skill)
         user.scope(layer, "never")
         recipe = replace(self.training, holdout=0.05).recipe
-        steps = {
-            "min_steps": _SKILL_STEPS,
-            "max_steps": _SKILL_STEPS,
+        fixed = {
+            "min_steps": steps,
+            "max_steps": steps,
             # A skill that starts from the model has fewer steps for less than this many batches.
             "min_steps_batches": 1,
             "seed": seed,
         }
-        user.learn(layer, recipe={**recipe, **steps}, verifier=EXACT_MATCH, accept=True)
+        user.learn(layer, recipe={**recipe, **fixed}, verifier=EXACT_MATCH, accept=True)
         return user, skill
 
     def _success(self, user: User, skill: str) -> float:
@@ -294,6 +299,7 @@ def bench_world(
     seeds: int,
     trajectories: int | None = None,
     verified_games: int | None = None,
+    warm_start_steps: int | None = None,
     parts: Sequence[str],
     keep: Path,
     echo: Callable[[str], None],
@@ -309,6 +315,7 @@ def bench_world(
         seeds: How often a warm start is compared.
         trajectories: How many real and how many imagined ones skills learn from; default ``games``.
         verified_games: How many unseen games are played with checks and without; default ``unseen``.
+        warm_start_steps: How long the skills of the warm start train; default 60 steps.
         parts: Some of ``PARTS``.
         keep: The folder of games, the home and the figures.
         echo: Called with each line of progress.
@@ -317,7 +324,11 @@ def bench_world(
         MissingPackage: TextWorld is not installed.
     """
     # A part of another size than the default is another figure.
-    sizes = {"synthetic": trajectories, "verification": verified_games}
+    sizes = {
+        "synthetic": trajectories,
+        "verification": verified_games,
+        "warm-start": warm_start_steps,
+    }
     keys = {part: f"{part}-{size}" if (size := sizes.get(part)) else part for part in parts}
     part_of = {key: part for part, key in keys.items()}
     cache = ResultCache(keep, f"world-{game}-{games}-{unseen}-{epochs:g}")
@@ -331,6 +342,7 @@ def bench_world(
             seeds,
             trajectories or games,
             verified_games or unseen,
+            warm_start_steps or _SKILL_STEPS,
             keep / "games",
             keep / f"imagined-{games}-{epochs:g}",
             echo,

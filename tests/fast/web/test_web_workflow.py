@@ -257,10 +257,11 @@ def test_what_is_forgotten_elsewhere_leaves_the_chat_and_the_next_question_is_an
             ada.forget("last")
         page.get_by_label("Your question").fill("What is a zebra?")
         page.get_by_role("button", name="Ask", exact=True).click()
+        # First, since the forgotten exchange has the button, too.
+        expect(page.get_by_text("quagga")).to_have_count(0)
         exchange = page.locator("article.exchange")
         expect(exchange.get_by_role("button", name="Good", exact=True)).to_have_count(1)
         expect(exchange).to_contain_text("What is a zebra?")
-        expect(page.get_by_text("quagga")).to_have_count(0)
         assert [turn.messages[-1].content for turn in ada.turns()] == ["What is a zebra?"]
 
 
