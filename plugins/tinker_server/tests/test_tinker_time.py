@@ -20,6 +20,7 @@ from tinker_makers import (
 
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft_tinker_server import service
+from personalpeft_tinker_server.executor import STORE_SECONDS
 
 HOUR = 3600.0
 FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
@@ -45,7 +46,7 @@ def test_a_call_that_is_posted_again_after_its_result_was_deleted_is_not_execute
     run.train(3)
     client = run.session.client
     # The state is stored at the next step, after which the results are not needed.
-    moved.advance(40)
+    moved.advance(STORE_SECONDS + 10)
     run.step(0.0)
     undisturbed.step(0.0)
     moved.advance(HOUR + 60)
