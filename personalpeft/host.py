@@ -12,7 +12,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -32,7 +31,6 @@ _MEMORY_GROUPS = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-_LOWEST_PRIORITY = 19  # Of nice.
 _MMAP_THRESHOLD, _LARGE_BLOCK = -3, 1 << 20  # M_MMAP_THRESHOLD of glibc, bytes
 
 
@@ -70,17 +68,6 @@ def usable_cores() -> int:
 def has_low_priority() -> bool:
     """Return whether this process yields to others. False on a system without nice values."""
     return hasattr(os, "nice") and os.nice(0) > 0
-
-
-def lower_thread_priority() -> None:
-    """Let all other threads of the machine go first, where a thread can have a priority.
-
-    Serving computes on every core at once, and waits for the slowest. So a thread that writes a
-    file on one of them delays each product of a reply.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def low_priority_yields() -> bool:

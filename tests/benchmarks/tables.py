@@ -546,7 +546,7 @@ def _world(result: Result) -> Iterator[tuple[str, Table]]:
     for name in ("without", "with"):
         if each := figures.get("warm-start", {}).get(name):
             rates = ", ".join(f"{rate:.0%}" for rate in each)
-            rows.append((f"skill {name} warm start", rates, "by seed"))
+            rows.append((f"games won by a skill {name} warm start", rates, "by seed"))
     for name in ("real", "imagined", "both"):
         if each := figures.get("synthetic", {}).get(name):
             of = f"{each['trajectories']} trajectories"

@@ -37,7 +37,6 @@ from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session, SessionSpec
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
-from personalpeft.host import lower_thread_priority
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_replies import generate_general_replies
 from personalpeft.learning.options import (
@@ -161,10 +160,7 @@ def train(
             be trained alone from its checkpoint.
     """
     results: dict[str, TrainResult | PersonalPeftError] = {}
-    with (
-        ExitStack() as sessions,
-        ThreadPoolExecutor(1, "personalpeft-checkpoint", lower_thread_priority) as writer,
-    ):
+    with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
         for name, job in jobs.items():
             run = _catch(partial(_Run, job, sessions, writer))

@@ -10,20 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.numpy
 
 from personalpeft import PersonalPeftError, Runtime
 from personalpeft.backends.base import AdamParams, ForwardResult, Session, SessionSpec
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, format_origin
-from personalpeft.host import lower_thread_priority
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.checkpoints import Checkpoints, Kind
 from personalpeft_tinker_server.codec import ForwardBackward, read, read_forward_backward
@@ -42,7 +39,7 @@ REFUSED = "refused"
 PASSES = frozenset({"forward", "forward_backward", "forward_backward_protobuf"})
 """The kinds of calls that are passes of the model."""
 
-# Seconds between stores of a run's state, during which samples wait up to 0.3 s longer. A restart
+# Seconds between stores of a run's state, during which samples wait up to 0.4 s longer. A restart
 # executes the later calls again.
 STORE_SECONDS = 120.0
 # Seconds that a training pass waits for chats and samples.
@@ -96,8 +93,6 @@ class Executor:
         self._checkpoints, self._clock = checkpoints, clock
         self._sources = Sources(runtime, database)
         self._runs: dict[str, _Run] = {}
-        # A state has some 55 MB: written by a usual thread it makes a sample wait 0.4 s.
-        self._writer = ThreadPoolExecutor(1, "personalpeft-tinker-state", lower_thread_priority)
 
     def is_any_busy(self, seconds: float, *, except_for: Collection[str | None]) -> bool:
         """Return whether another run in memory ended a call within the last seconds."""
@@ -331,7 +326,7 @@ class Executor:
         if not all(np.isfinite(array).all() for array in state.values()):
             # It could not be restored. The calls after the state before lead here again.
             return
-        file = self._writer.submit(self._write_state, state).result()
+        file = self._db.put_file(safetensors.numpy.save(dict(state)))
         old = self._db.rows("select state_file from runs where id = ?", run.spec.run)
         self._db.execute(
             "update runs set state_file = ?, state_executed = executed where id = ? and open",
@@ -339,9 +334,6 @@ class Executor:
         )
         # The run of a forgotten user has no row or is over, so the new file has no name then.
         self._db.delete_unnamed_files([file, *(row["state_file"] for row in old)])
-
-    def _write_state(self, state: Mapping[str, npt.NDArray[np.float32]]) -> str:
-        return self._db.put_file(safetensors.numpy.save(dict(state)))
 
     def evict_runs(self) -> None:
         """Free the memory of runs that are not in use, and the state of runs that are over."""
@@ -390,8 +382,7 @@ class Executor:
             run.session.close()
 
     def close(self) -> None:
-        """Free all sessions, and end the thread that writes."""
-        self._writer.shutdown()
+        """Free all sessions."""
         for run in self._runs.values():
             run.session.close()
         self._runs.clear()

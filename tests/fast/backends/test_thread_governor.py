@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -132,14 +130,3 @@ def test_programs_of_low_priority_count_where_they_do_not_yield(
     monkeypatch.setattr(host, "low_priority_yields", lambda: yields)
     monkeypatch.setattr(host, "has_low_priority", lambda: low)
     assert read_cpu_usage().busy_seconds == busy
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority")
-def test_one_thread_lets_others_go_first_and_no_other_does() -> None:
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    before = priority()
-    with ThreadPoolExecutor(1, initializer=host.lower_thread_priority) as pool:
-        assert pool.submit(priority).result() == 19
-    assert priority() == before
