@@ -94,13 +94,13 @@ def _describe_use(status: SignalStatus, too_few: Mapping[str, int]) -> str:
     if status.is_held_out:
         return f"It replaces an answer that judges {status.layer}, and is not trained on either."
     if status.place == "layer":
-        needs = _describe_learn(status.layer or "", too_few)
-        return needs or f"The next learn of {status.layer} trains on it."
+        shortage = _describe_shortage(status.layer or "", too_few)
+        return shortage or f"The next learn of {status.layer} trains on it."
     return f"Nothing is learned from it: {status.why}."
 
 
-def _describe_learn(layer: str, too_few: Mapping[str, int]) -> str:
-    """Return what a layer needs for its first learn, or an empty text."""
+def _describe_shortage(layer: str, too_few: Mapping[str, int]) -> str:
+    """Return how many lessons a layer still needs for its first learn, or an empty text."""
     from personalpeft.learning.plan import MIN_LESSONS
 
     if layer not in too_few:
@@ -142,8 +142,9 @@ def teach(
     emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
     option = "" if skill is None else f" --layer {layer}"
     if trains:
-        needs = _describe_learn(layer, too_few)
-        info(common, f"Recorded. {needs or f'To train on it: personalpeft learn{option}'}")
+        shortage = _describe_shortage(layer, too_few)
+        use = shortage or f"To train on it: personalpeft learn{option}"
+        info(common, f"Recorded for {layer}. {use}")
     else:
         info(common, "Recorded. Nothing is trained on it.")
 

@@ -51,7 +51,7 @@ def test_the_next_user_of_an_id_finds_nothing_of_the_forgotten_one(
     assert others.session.client.post("weights_info", {"tinker_path": kept})["lora_rank"] == 4
 
 
-@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_the_server_erases_the_files_and_calls_of_a_forgotten_user(
     start: Callable[[], TinkerServer], restarted: bool
 ) -> None:
@@ -98,9 +98,8 @@ def _forget_layer(server: TinkerServer) -> None:
     server.runtime.user("carla").forget("skill.fox")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("forget", [_forget_user, _forget_layer])
-@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     start: Callable[[], TinkerServer], forget: Callable[[TinkerServer], None], restarted: bool
 ) -> None:
@@ -151,7 +150,6 @@ def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     free.train(1)
 
 
-@pytest.mark.exhaustive
 def test_weights_from_a_layer_are_not_adopted_for_another_user(
     start: Callable[[], TinkerServer],
 ) -> None:

@@ -90,7 +90,6 @@ def eager_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-@pytest.mark.exhaustive
 def test_losses_and_samples_under_load_are_those_of_an_api_key_alone(
     owners: dict[str, Owner],
 ) -> None:

@@ -76,7 +76,6 @@ def test_the_revert_in_an_old_report_is_the_one_that_works_now(world: World) -> 
     assert "personalpeft rollback" not in command(world, "daemon", "report")
 
 
-@pytest.mark.exhaustive
 def test_erased_signals_are_in_no_old_report(world: World) -> None:
     world.set(report_at="07:00")
     world.correct(9)

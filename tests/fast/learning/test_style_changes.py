@@ -60,7 +60,6 @@ def test_build_after_a_style_change_starts_from_scratch_and_drops_the_old_style(
         assert status.reason == reason(ReasonCode.STYLE_CHANGED_SINCE, since=new[0])
 
 
-@pytest.mark.exhaustive
 def test_edits_without_training_consent_change_no_style(ada: User) -> None:
     old = edit_in_style(ada, "signed", 12, first=0)
     for number in range(12, 24):

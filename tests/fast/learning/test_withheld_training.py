@@ -33,7 +33,6 @@ def test_dislikes_without_consent_end_no_probation(ada: User) -> None:
     assert (ada.stack(), ada.review_probation()) == (live, ())
 
 
-@pytest.mark.exhaustive
 def test_ratings_without_consent_do_not_count_among_those_that_dislikes_need(
     ada: User,
 ) -> None:

@@ -179,7 +179,6 @@ def test_user_with_layers_of_two_bases_moves_to_another_home_with_all_of_them(
         assert runtime.import_user(tmp_path / "ada.personal").revisions == 0
 
 
-@pytest.mark.exhaustive
 def test_without_agreement_nothing_changes_and_the_builds_are_kept(
     bases: Bases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,7 +263,6 @@ async def _command(ui: TuiDriver, name: str) -> None:
     await ui.press("enter")
 
 
-@pytest.mark.exhaustive
 def test_training_consent_is_switched_off_and_on(runtime: Runtime) -> None:
     ada = runtime.user("ada")
 
@@ -278,7 +277,6 @@ def test_training_consent_is_switched_off_and_on(runtime: Runtime) -> None:
     run_tui(runtime, scenario)
 
 
-@pytest.mark.exhaustive
 def test_a_user_is_erased_only_after_the_id_was_typed(runtime: Runtime) -> None:
     correct(runtime.user("ada"), 2)
 

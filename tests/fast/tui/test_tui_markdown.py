@@ -167,12 +167,10 @@ def _wide_and_long(length: int) -> str:
         pytest.param(
             lambda length: "`a" * (length // 2),
             id="backticks and letters",
-            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             lambda length: " ".join("`" * n for n in range(1, int((2 * length) ** 0.5))),
             id="longer runs",
-            marks=pytest.mark.exhaustive,
         ),
         pytest.param(lambda length: "**a" * (length // 3), id="stars"),
         pytest.param(lambda length: "*a_ " * (length // 4), id="crossed marks"),
@@ -183,7 +181,6 @@ def _wide_and_long(length: int) -> str:
         pytest.param(
             lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18),
             id="tables",
-            marks=pytest.mark.exhaustive,
         ),
         pytest.param(_wide_and_long, id="a table of a few characters and many cells"),
         pytest.param(
