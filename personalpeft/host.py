@@ -117,6 +117,13 @@ def return_large_blocks() -> None:
         set_option(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
+def return_free_memory() -> None:
+    """Return freed memory to the system, where glibc is in use. By default it keeps most of it."""
+    trim = loaded_function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
 def has_gpu() -> bool:
     """Return whether torch can use an NVIDIA GPU here, without importing torch."""
     return 0 < cuda_of_torch() <= cuda_of_driver()

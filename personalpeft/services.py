@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from personalpeft import host
 from personalpeft.backends.base import TrainingBackend
 from personalpeft.backends.choice import TORCH, BackendChoice
 from personalpeft.base_models.types import Base
@@ -126,6 +127,15 @@ class LazyModel:
                 # The model's modules reference each other in cycles.
                 del engine
                 gc.collect()
+                host.return_free_memory()
+
+    def free_learning_cache(self) -> None:
+        """Free what an engine that only learns has cached of replies: training needs the memory."""
+        with self._learning_lock:
+            engine = self._learning_engine
+        if engine is not None:
+            engine.clear_caches()
+            host.return_free_memory()
 
     def _give_way(self, max_seconds: float) -> None:
         """Wait while users are answered, at most ``max_seconds``."""

@@ -151,7 +151,10 @@ class Batch(SequenceBatch[_PagedSequence]):
 
     def clear_cache(self) -> None:
         """See ``Backend.clear_cache``."""
+        # Cleared first: what the allocator keeps of the memory must not hold a user's words.
         self._kv_cache.clear(self._blocks.clear_cache())
+        if not self._blocks.num_used and self._graphs is None:
+            self._kv_cache.release()
 
     def occupancy(self) -> Occupancy:
         blocks = self._blocks

@@ -36,14 +36,22 @@ class PagedKVCache:
         layers, heads, dim = _shape(config)
         self.ops = ops
         self.num_blocks = self.spare_block = num_blocks
-        self.keys = ops.zeros(layers, num_blocks + 1, heads, dim, KV_BLOCK_SIZE)
-        self.values = ops.zeros(layers, num_blocks + 1, heads, KV_BLOCK_SIZE, dim)
+        self._shapes = (
+            (layers, num_blocks + 1, heads, dim, KV_BLOCK_SIZE),
+            (layers, num_blocks + 1, heads, KV_BLOCK_SIZE, dim),
+        )
+        self.keys, self.values = (ops.zeros(*shape) for shape in self._shapes)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""
         indices = torch.tensor(blocks, dtype=torch.long, device=self.keys.device)
         self.keys[:, indices] = 0
         self.values[:, indices] = 0
+
+    def release(self) -> None:
+        """Give the memory of a CPU's blocks back to the system. No block may be in use."""
+        if self.keys.device.type == "cpu":
+            self.keys, self.values = (self.ops.zeros(*shape) for shape in self._shapes)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first ``count`` tokens of a block to another block."""

@@ -88,6 +88,9 @@ class LoRAContext:
 class FrozenLinear(nn.Module):
     """A linear layer with frozen weights. A row's outputs have the same bits in any batch."""
 
+    copies_weights = False
+    """Whether it needs the tensors that it was made from no longer."""
+
     def enable_backward(self) -> None:
         """Prepare for gradients, until ``disable_backward``."""
 
@@ -117,6 +120,7 @@ class LoadedLinear(FrozenLinear):
         self._chooser = chooser
         self._product = BatchInvariantProduct(weight, bias, chooser)
         self._transposed: BatchInvariantProduct | None = None
+        self.copies_weights = self._product.is_packed
         if self._product.is_packed:
             # Chosen now: it may exclude thread counts, and the first pass needs to know those.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))

@@ -113,7 +113,12 @@ class ModelRunner:
             self.module, self.base.architecture, make_linear
         )
         head = self.module.get_output_embeddings()
-        self.module.set_output_embeddings(make_linear([("lm_head", head)]))
+        output = make_linear([("lm_head", head)])
+        self.module.set_output_embeddings(output)
+        if all(product.copies_weights for product in (*self._products, output)):
+            # The rest alone would keep the whole file in memory, beside its copy.
+            for parameter in self.module.parameters():
+                parameter.data = parameter.data.clone()
 
     def _build(self, mapped: MappedWeights) -> None:
         """Build the model around weights that stay in their file."""
@@ -252,6 +257,7 @@ class ModelRunner:
             if not self._sessions:
                 for product in (*self._products, self.module.get_output_embeddings()):
                     product.disable_backward()
+                host.return_free_memory()
 
     def step(
         self,

@@ -288,6 +288,7 @@ def train_plans(
     )
     if control.cancelled():
         raise cancelled_error("before the first step")
+    services.model.free_learning_cache()
     backend, jobs = services.learning_engine.backend, dict[str, TrainJob]()
     failed: dict[str, TrainResult | Exception] = {}
     for user, plan in plans.items():
