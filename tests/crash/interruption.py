@@ -15,10 +15,10 @@ from pathlib import Path
 
 from write_seam import SETTING
 
-# Calls that change files, their names or their durability.
+# Calls that change files, their names or their durability. An open does if it creates a file.
 WRITES = (
-    "write,writev,pwrite64,pwritev,pwritev2,copy_file_range,sendfile,ftruncate,fallocate,"
-    "fsync,fdatasync,msync,sync_file_range,rename,renameat,renameat2,link,linkat,symlink,"
+    "write,writev,pwrite64,pwritev,pwritev2,copy_file_range,sendfile,truncate,ftruncate,fallocate,"
+    "openat,fsync,fdatasync,msync,sync_file_range,rename,renameat,renameat2,link,linkat,symlink,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,chmod,fchmod,fchmodat,utimensat"
 )
 
@@ -105,20 +105,30 @@ def read_promises(received: bytes) -> tuple[tuple[str, str], ...]:
     return tuple((kind, what) for kind, what in lines)
 
 
-def list_calls(trace: Path) -> list[tuple[str, int]]:
+def list_calls(trace: Path, folder: Path) -> list[tuple[str, int]]:
     """Return each write-like call of a traced program as (name, number).
 
-    strace counts the calls of each thread apart, so the longest count of a name is taken.
+    strace counts the calls of each thread apart, so the longest count of a name is taken. Of opens
+    these are the ones of the main thread that create a file in ``folder``, or in an open folder.
+    Other threads open far fewer files, so their opens of the same number do not exist.
     """
     counts: dict[str, Counter[str]] = {}
-    for line in trace.read_text(errors="replace").splitlines():
+    creating: list[tuple[str, int]] = []
+    lines = trace.read_text(errors="replace").splitlines()
+    main = lines[0].partition(" ")[0] if lines else ""
+    for line in lines:
         thread, _, rest = line.partition(" ")
-        name, parenthesis, _ = rest.strip().partition("(")
-        if parenthesis and name.isidentifier():
-            counts.setdefault(name, Counter())[thread] += 1
-    return [
+        name, parenthesis, arguments = rest.strip().partition("(")
+        if not (parenthesis and name.isidentifier()):
+            continue
+        counts.setdefault(name, Counter())[thread] += 1
+        is_ours = f'"{folder}' in arguments or not arguments.startswith(("AT_FDCWD", '"'))
+        if name == "openat" and thread == main and "O_CREAT" in arguments and is_ours:
+            creating.append((name, counts[name][thread]))
+    return creating + [
         (name, number + 1)
         for name, by_thread in sorted(counts.items())
+        if name != "openat"
         for number in range(max(by_thread.values()))
     ]
 

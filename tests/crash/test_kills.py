@@ -41,7 +41,7 @@ def test_nothing_promised_is_lost_at_any_kill(
     whole = perform(operation, folder, trace)
     assert whole.status == 0, whole.errors
     check_home(operation, folder, start.contents, whole.promises)
-    chosen, killed = spread(list_calls(trace), points()), 0
+    chosen, killed = spread(list_calls(trace, folder), points()), 0
     for call, number in chosen:
         shutil.rmtree(folder)
         shutil.copytree(start.path, folder)
@@ -70,7 +70,9 @@ def test_a_failing_disk_is_an_error_and_loses_nothing(
     trace, folder = tmp_path / "trace", tmp_path / "work"
     shutil.copytree(start.path, folder)
     assert perform(operation, folder, trace).status == 0
-    calls = [each for each in list_calls(trace) if not each[0].startswith(("chmod", "utimens"))]
+    calls = [
+        each for each in list_calls(trace, folder) if not each[0].startswith(("chmod", "utimens"))
+    ]
     for call, number in spread(calls, max(2, points() // 4)):
         shutil.rmtree(folder)
         shutil.copytree(start.path, folder)
