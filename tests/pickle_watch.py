@@ -1,39 +1,60 @@
 """Fail each test while which something is unpickled, since a pickle can run code.
 
-An audit hook of the interpreter sees each class that a pickle looks up, in every thread. It cannot
-be removed again. Programs that are started by a test do not stand under it.
+This holds for the process of the tests and for each Python program that it starts.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Generator, Mapping
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
+import pickle_log
 import pytest
 
-ALLOWED: Mapping[str, str] = {
-    "multiprocessing": "sends objects between processes that a test started itself",
-    "ray": "its workers exchange their own objects within one cluster",
-}
-"""The packages that may unpickle, and what. None of them reads a file of a user or of a stranger."""
-
-_found: list[str] = []
+_folder = Path()
 
 
 def take_found() -> list[str]:
     """Return what was unpickled since the last call, and by which module."""
-    found = list(_found)
-    _found.clear()
+    log = _log()
+    found = log.read_text("utf-8").splitlines()
+    if found:
+        log.write_text("", "utf-8")
     return found
+
+
+def _log() -> Path:
+    return _folder / "unpickled"
 
 
 class PickleWatch:
     """The plugin of pytest: it installs the hook, and fails the tests."""
 
     def pytest_sessionstart(self) -> None:
-        """Install the hook."""
-        sys.addaudithook(_note)
+        """Install the hook here, and in each Python program that is started with our paths."""
+        global _folder
+        _folder = Path(tempfile.mkdtemp(prefix="pickle-watch-"))
+        _log().touch()
+        pickle_log.install(str(_log()))
+        here = str(Path(__file__).parent)
+        (_folder / "sitecustomize.py").write_text(
+            f"import sys\nsys.path.insert(0, {here!r})\nimport pickle_log\ndel sys.path[0]\n"
+            f"pickle_log.install({str(_log())!r})\n",
+            "utf-8",
+        )
+        # A program without our environment may still get the path of this one.
+        sys.path.append(str(_folder))
+        paths = filter(None, (str(_folder), os.environ.get("PYTHONPATH")))
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+    def pytest_sessionfinish(self) -> None:
+        """Delete what was written."""
+        shutil.rmtree(_folder, ignore_errors=True)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, Any, Any]:
@@ -48,17 +69,6 @@ class PickleWatch:
         result = yield
         _check()
         return result
-
-
-def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "pickle.find_class":
-        return
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == "pickle":
-        frame = frame.f_back
-    module = str(frame.f_globals.get("__name__"))
-    if module.partition(".")[0] not in ALLOWED:
-        _found.append(f"{'.'.join(map(str, arguments))}, by {module}")
 
 
 def _check() -> None:

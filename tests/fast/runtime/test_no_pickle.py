@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,13 @@ def test_each_test_would_fail_that_unpickles_anything() -> None:
     pickle.loads(pickle.dumps(Path("x")))  # noqa: S301
     (found,) = take_found()
     assert found.endswith(f"Path, by {__name__}")
+
+
+def test_each_test_would_fail_whose_program_unpickles_anything() -> None:
+    program = "import pickle, personalpeft; pickle.loads(pickle.dumps(personalpeft.User))"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    (found,) = take_found()
+    assert found.endswith("User, by __main__")
 
 
 def test_main_jobs_unpickle_nothing(tmp_path: Path) -> None:
