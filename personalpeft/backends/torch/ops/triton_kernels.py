@@ -2,7 +2,7 @@
 
 ``triton_ops`` calls them. Arguments in lower case are pointers and numbers of a call; tensors have
 the shapes that ``Ops`` documents. A kernel is compiled for each choice of those in capitals. Sums
-are in float32.
+are in float32. Products of float32 numbers round their factors to tf32 unless the base is float32.
 
 Invariants: each kernel computes what its namesake in ``Ops`` does. The operations for one
 token and their order depend on its row alone. No order of adding is left to scheduling.
@@ -13,11 +13,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from personalpeft.backends.torch.ops.base import KV_BLOCK_SIZE
+
+# Tokens of a LoRA tile, and ranks that are multiplied at once: the smallest tile of tensor cores.
+TILE = tl.constexpr(16)
+# Inputs that are multiplied at once, and the most outputs of a LoRA tile.
+INPUTS, OUTPUTS = tl.constexpr(256), tl.constexpr(256)
+# Tokens of a block of the cache, and blocks of a split of attention.
+BLOCK, SPLIT_BLOCKS = tl.constexpr(KV_BLOCK_SIZE), tl.constexpr(8)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def multiply(left, right, sums, PRECISION: tl.constexpr):
+def multiply(left, right, sums, dtype: tl.constexpr):
     """Return ``sums + left @ right``; a row's bits do not depend on its position in the tile.
 
     The interpreter needs its own path. On some CPUs NumPy's BLAS adds rows at a tile's edge in
@@ -27,16 +35,16 @@ def multiply(left, right, sums, PRECISION: tl.constexpr):
         left: ``[rows, inner]``.
         right: ``[inner, columns]``.
         sums: float32 ``[rows, columns]``.
-        PRECISION: Triton's name of the precision of float32 products.
+        dtype: Of the base.
     """
     if INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
         return sums + tl.sum(left[:, :, None] * right[None, :, :], 1)
-    return tl.dot(left, right, sums, input_precision=PRECISION)
+    return tl.dot(left, right, sums, input_precision="ieee" if dtype == tl.float32 else "tf32")
 
 
 @triton.jit
-def tile_leader(slots, token, tokens, TILE: tl.constexpr):
+def tile_leader(slots, token, tokens):
     """Return for how many tokens this one multiplies.
 
     If all tokens of a tile have one slot, the first multiplies for all of them. Otherwise each does
@@ -46,7 +54,6 @@ def tile_leader(slots, token, tokens, TILE: tl.constexpr):
         slots: The slot of each token.
         token: This one.
         tokens: How many there are.
-        TILE: Tokens of a tile.
     """
     slot = tl.load(slots + token)
     tile_tokens = token // TILE * TILE + tl.arange(0, TILE)
@@ -57,25 +64,10 @@ def tile_leader(slots, token, tokens, TILE: tl.constexpr):
 
 
 @triton.jit
-def shrink(
-    x,
-    shrunk,
-    slots,
-    ranks,
-    a,
-    a_stride,
-    tokens,
-    inputs,
-    max_rank,
-    sections,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def shrink(x, shrunk, slots, ranks, a, a_stride, tokens, inputs, max_rank, sections):
     """Compute ``shrunk[t, section] = A x[t]`` for some rows of A (Punica, Chen et al. 2023).
 
-    Grid: tokens, tiles of ``ROWS`` rows of A, sections.
+    Grid: tokens, tiles of ``TILE`` rows of A, sections.
 
     Args:
         x: ``[tokens, inputs]``.
@@ -85,22 +77,18 @@ def shrink(
         a: A of the layer in slot 0, ``[sections, max_rank, inputs]``.
         a_stride: Values from one slot to the next.
         tokens, inputs, max_rank, sections: Sizes of the tensors.
-        TILE: Tokens of a tile.
-        ROWS: Rows of A of one program.
-        INPUTS: Inputs that are multiplied at once.
-        PRECISION: As for ``multiply``.
     """
     token, section = tl.program_id(0), tl.program_id(2)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
-    count = tile_leader(slots, token, tokens, TILE)
-    if count == 0 or tl.program_id(1) * ROWS >= rank:
+    count = tile_leader(slots, token, tokens)
+    if count == 0 or tl.program_id(1) * TILE >= rank:
         return
     tile_tokens, in_group = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
-    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(1) * TILE + tl.arange(0, TILE)
     # 64 bits: all slots together may exceed 2^31 values.
     matrix = a + slot.to(tl.int64) * a_stride + section * max_rank * inputs
-    sums = tl.zeros([TILE, ROWS], tl.float32)
+    sums = tl.zeros([TILE, TILE], tl.float32)
     for begin in range(0, inputs, INPUTS):
         i = begin + tl.arange(0, INPUTS)
         operand = tl.load(
@@ -113,7 +101,7 @@ def shrink(
             mask=(r < rank)[None, :] & (i < inputs)[:, None],
             other=0.0,
         )
-        sums = multiply(operand, weights, sums, PRECISION)
+        sums = multiply(operand, weights, sums, x.dtype.element_ty)
     target = shrunk + (tile_tokens[:, None] * sections + section) * max_rank + r[None, :]
     tl.store(target, sums, mask=in_group[:, None] & (r < rank)[None, :])
 
@@ -131,11 +119,7 @@ def expand(
     outputs,
     max_rank,
     sections,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
     ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Compute ``y[t] += B shrunk[t]`` in one tile of outputs.
 
@@ -150,16 +134,12 @@ def expand(
         b_stride: Values from one slot to the next.
         tiles: ``[tiles, 3]``: first output, the one after the last, section.
         tokens, outputs, max_rank, sections: Sizes of the tensors.
-        TILE: Tokens of a tile.
-        ROWS: Ranks that are multiplied at once.
-        OUTPUTS: The most outputs of a tile.
         ALIGNED: A number that divides the first and last outputs of all tiles.
-        PRECISION: As for ``multiply``.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
-    count = tile_leader(slots, token, tokens, TILE)
+    count = tile_leader(slots, token, tokens)
     if count == 0 or rank == 0:
         return
     tile_tokens, in_group = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
@@ -172,8 +152,8 @@ def expand(
     o = begin + tl.arange(0, OUTPUTS)
     matrix = b + slot.to(tl.int64) * b_stride
     sums = tl.zeros([TILE, OUTPUTS], tl.float32)
-    for first in range(0, rank, ROWS):
-        r = first + tl.arange(0, ROWS)
+    for first in range(0, rank, TILE):
+        r = first + tl.arange(0, TILE)
         operand = tl.load(
             shrunk + (tile_tokens[:, None] * sections + section) * max_rank + r[None, :],
             mask=in_group[:, None] & (r < rank)[None, :],
@@ -185,7 +165,7 @@ def expand(
             other=0.0,
         )
         # 16-bit weights are exact in tf32, so only `shrunk` is rounded.
-        sums = multiply(operand, weights.to(tl.float32), sums, PRECISION)
+        sums = multiply(operand, weights.to(tl.float32), sums, y.dtype.element_ty)
     target = y + tile_tokens[:, None] * outputs + o[None, :]
     mask = in_group[:, None] & (o < end)[None, :]
     tl.store(
@@ -196,9 +176,7 @@ def expand(
 
 
 @triton.jit
-def write_kv(
-    k, v, keys, values, kv_indices, heads, dim, BLOCK: tl.constexpr, WRITE_SIZE: tl.constexpr
-):
+def write_kv(k, v, keys, values, kv_indices, heads, dim, WRITE_SIZE: tl.constexpr):
     """Write one token's keys and values, or a part of them, to its place.
 
     Grid: tokens, parts of ``WRITE_SIZE`` values.
@@ -209,7 +187,6 @@ def write_kv(
         values: The cache, ``[blocks, heads, BLOCK, dim]``.
         kv_indices: Where each token goes: its block times ``BLOCK``, plus the place in it.
         heads, dim: Sizes of the tensors.
-        BLOCK: Tokens of a block.
         WRITE_SIZE: Values of one program, a power of 2.
     """
     token = tl.program_id(0)
@@ -245,9 +222,7 @@ def attend(
     softcap,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Return the attention over some blocks, and its log-sum-exp (base 2); of none: 0 and -inf.
 
@@ -265,9 +240,7 @@ def attend(
         softcap: Limit of the scores.
         DIM: Size of a head.
         WIDTH: That size, padded to a power of 2.
-        BLOCK: Tokens of a block.
         SOFTCAP: Whether scores are limited.
-        PRECISION: As for ``multiply``.
 
     Returns:
         float32 ``[rows, WIDTH]`` and ``[rows]``.
@@ -281,9 +254,8 @@ def attend(
         key = tl.load(
             keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
         )
-        scores = (
-            multiply(query, key, tl.zeros([query.shape[0], BLOCK], tl.float32), PRECISION) * scaling
-        )
+        no_scores = tl.zeros([query.shape[0], BLOCK], tl.float32)
+        scores = multiply(query, key, no_scores, query.dtype) * scaling
         if SOFTCAP:
             # tanh; beyond 20 it is 1 in float32.
             scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
@@ -304,7 +276,7 @@ def attend(
             mask=valid[:, None] & (d < DIM)[None, :],
             other=0.0,
         )
-        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], PRECISION)
+        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], value.dtype)
         total = total * rescale + tl.sum(weights, 1)
         row_max = new_max
     total = tl.where(total > 0, total, 1.0)
@@ -354,10 +326,7 @@ def paged_attention(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT_BLOCKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Attention of the queries that share one head of keys, with an online softmax.
 
@@ -382,8 +351,7 @@ def paged_attention(
             all splits.
         GROUP: Heads of queries that share one of keys.
         HEADS: ``GROUP``, padded.
-        DIM, WIDTH, BLOCK, SOFTCAP, PRECISION: As for ``attend``.
-        SPLIT_BLOCKS: Blocks of a split.
+        DIM, WIDTH, SOFTCAP: As for ``attend``.
     """
     kv = tl.program_id(1)
     if TOKENS:
@@ -436,9 +404,7 @@ def paged_attention(
             softcap,
             DIM,
             WIDTH,
-            BLOCK,
             SOFTCAP,
-            PRECISION,
         )
         if TOKENS:
             sums, total, lse_max = merge(sums, total, lse_max, part, part_lse)
@@ -462,7 +428,6 @@ def merge_splits(
     splits,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPAN: tl.constexpr,
 ):
     """Merge one head's splits by their log-sum-exp, in order.
 
@@ -477,7 +442,6 @@ def merge_splits(
         splits: How many there are.
         DIM: Size of a head.
         WIDTH: That size, padded to a power of 2.
-        SPAN: Tokens of a split.
     """
     token, head = tl.program_id(0), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + token)
@@ -486,7 +450,8 @@ def merge_splits(
     lse_max = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, WIDTH], tl.float32)
-    for split in range(first // SPAN, tl.cdiv(length, SPAN)):
+    span: tl.constexpr = SPLIT_BLOCKS * BLOCK
+    for split in range(first // span, tl.cdiv(length, span)):
         index = head * splits + split
         part = tl.load(partial + index * DIM + d, mask=d < DIM, other=0.0)
         sums, total, lse_max = merge(sums, total, lse_max, part, tl.load(lse + index + row))

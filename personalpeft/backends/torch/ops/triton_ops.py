@@ -14,7 +14,6 @@ from torch import Tensor
 
 from personalpeft.backends.torch.ops import triton_kernels
 from personalpeft.backends.torch.ops.base import (
-    KV_BLOCK_SIZE,
     AttentionMetadata,
     AttentionParams,
     KVLayer,
@@ -25,14 +24,13 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.self_test import depends_on_batch, find_wrong_kernel
 
-# Smallest tile of tensor cores.
-_MIN_TILE = 16
-# Inputs and outputs of a LoRA tile.
-_INPUTS, _OUTPUTS = 256, 256
+# What the kernels are written for.
+_TILE, _OUTPUTS = triton_kernels.TILE.value, triton_kernels.OUTPUTS.value
+_SPLIT_BLOCKS = triton_kernels.SPLIT_BLOCKS.value
 # Values that one program writes to the cache.
 _WRITE_SIZE = 1024
-# Query rows of a tile of attention, and cache blocks of a split.
-_QUERY_ROWS, _SPLIT_BLOCKS = 64, 8
+# Query rows of a tile of attention.
+_QUERY_ROWS = 64
 
 
 class NoTriton(RuntimeError):
@@ -53,7 +51,7 @@ class TritonOps(Ops):
     ) -> None:
         tokens, sections, capacity = len(x), len(weights.ends), weights.max_rank
         shrunk = torch.empty((tokens, sections, capacity), dtype=torch.float32, device=x.device)
-        triton_kernels.shrink[(tokens, triton.cdiv(capacity, _MIN_TILE), sections)](
+        triton_kernels.shrink[(tokens, triton.cdiv(capacity, _TILE), sections)](
             x,
             shrunk,
             mapping.slots,
@@ -64,10 +62,6 @@ class TritonOps(Ops):
             x.shape[1],
             capacity,
             sections,
-            TILE=_MIN_TILE,
-            ROWS=_MIN_TILE,
-            INPUTS=_INPUTS,
-            PRECISION=_precision(x),
         )
         tiles, aligned = self._split_tiles(weights.ends)
         triton_kernels.expand[(tokens, len(tiles))](
@@ -82,11 +76,7 @@ class TritonOps(Ops):
             y.shape[1],
             capacity,
             sections,
-            TILE=_MIN_TILE,
-            ROWS=_MIN_TILE,
-            OUTPUTS=_OUTPUTS,
             ALIGNED=aligned,
-            PRECISION=_precision(x),
         )
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
@@ -94,14 +84,7 @@ class TritonOps(Ops):
         write_size = min(_WRITE_SIZE, triton.next_power_of_2(heads * dim))
         grid = (tokens, triton.cdiv(heads * dim, write_size))
         triton_kernels.write_kv[grid](
-            k,
-            v,
-            *kv,
-            metadata.kv_indices,
-            heads,
-            dim,
-            BLOCK=KV_BLOCK_SIZE,
-            WRITE_SIZE=write_size,
+            k, v, *kv, metadata.kv_indices, heads, dim, WRITE_SIZE=write_size
         )
 
     def paged_attention(
@@ -136,7 +119,6 @@ class TritonOps(Ops):
                 splits,
                 DIM=dim,
                 WIDTH=_width(dim),
-                SPAN=_SPLIT_BLOCKS * KV_BLOCK_SIZE,
             )
         return out
 
@@ -246,17 +228,9 @@ def _launch_attention(
         HEADS=padded if query_tokens else max(_QUERY_ROWS, padded),
         DIM=dim,
         WIDTH=_width(dim),
-        BLOCK=KV_BLOCK_SIZE,
-        SPLIT_BLOCKS=_SPLIT_BLOCKS,
         SOFTCAP=softcap > 0,
-        PRECISION=_precision(q),
     )
 
 
 def _width(dim: int) -> int:
-    return max(_MIN_TILE, int(triton.next_power_of_2(dim)))
-
-
-def _precision(numbers: Tensor) -> str:
-    """Return the precision of products; float32 is multiplied in full."""
-    return "ieee" if numbers.dtype == torch.float32 else "tf32"
+    return max(_TILE, int(triton.next_power_of_2(dim)))
