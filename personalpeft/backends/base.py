@@ -97,12 +97,10 @@ class ModelOutputs(Protocol):
     @property
     def token_logp(self) -> Any:
         """``[n]``: the log-prob of each token of the completion."""
-        ...
 
     @property
     def logp(self) -> Any:
         """``[n, v]``: the log-distribution at each token of the completion."""
-        ...
 
     def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Any:
         """Return ``[length of the runs]``: the KL divergence from the reference at each token.
@@ -115,7 +113,6 @@ class ModelOutputs(Protocol):
             reference: The outputs for another continuation.
             reference_run: As many tokens of that completion.
         """
-        ...
 
 
 class Loss(Protocol):
@@ -124,21 +121,17 @@ class Loss(Protocol):
     @property
     def continuations(self) -> Sequence[Continuation]:
         """What the trained layer is evaluated on."""
-        ...
 
     @property
     def references(self) -> Sequence[Continuation]:
         """What the frozen stack is evaluated on, before the first step with this loss."""
-        ...
 
     @property
     def is_general(self) -> bool:
         """Whether the references hold no words of a user, so that other learns may share them."""
-        ...
 
     def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         """Return a scalar tensor. The references carry no gradient."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +201,9 @@ class Session(Protocol):
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """Evaluate the frozen stack on the references of losses, before a step that needs them."""
-        ...
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         """Make one optimizer step on the sum of the losses, and return that sum."""
-        ...
 
     def optim_step(self, params: AdamParams) -> float:
         """Make one optimizer step with the accumulated gradients, and clear them.
@@ -222,26 +213,21 @@ class Session(Protocol):
         Returns:
             The norm of the gradients before clipping.
         """
-        ...
 
     def weights(self) -> Mapping[str, LoRAWeights]:
         """Return a copy of the layer."""
-        ...
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """Return what a later session of the same spec needs to continue, without gradients."""
-        ...
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Continue from ``state()`` of a session of the same spec, without gradients.
 
         Raises ``ValueError`` for any other state.
         """
-        ...
 
     def close(self) -> None:
         """Free the session's memory. Closing twice is allowed."""
-        ...
 
 
 class Backend(Protocol):
@@ -284,17 +270,14 @@ class Backend(Protocol):
 
         No text of a message becomes a control token.
         """
-        ...
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of plain text. The names of control tokens are plain text, too."""
-        ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
         """Bring a stack into the form that slots hold, in host memory."""
-        ...
 
     def attach(self, key: str, staged: StagedStack) -> None:
         """Attach a stack to a free slot.
@@ -302,7 +285,6 @@ class Backend(Protocol):
         The caller counts slots and uses: it attaches at most ``slots`` different keys. A key names
         the same stack for ever, since cached prompts are found by it.
         """
-        ...
 
     def detach(self, key: str) -> None:
         """Detach a stack that no sequence, score or session uses, and free its slot.
@@ -310,7 +292,6 @@ class Backend(Protocol):
         A key that is not attached is ignored. If another thread is attaching the key, its
         ``attach`` may raise.
         """
-        ...
 
     def admit(self, sequence: SequenceState) -> int | None:
         """Add a sequence to the batch, on the slot of the stack that its ``adapter_key`` names.
@@ -322,7 +303,6 @@ class Backend(Protocol):
             KeyError: The stack is not attached.
             ValueError: Prompt and longest reply exceed ``max_length``.
         """
-        ...
 
     def step(self) -> Sequence[OutputChunk]:
         """Advance the batch: pick one token of each sequence, or read a part of its prompt.
@@ -330,23 +310,18 @@ class Backend(Protocol):
         Raises:
             OutOfBlocks: There is no memory for the next tokens. Nothing was computed.
         """
-        ...
 
     def remove(self, number: int) -> None:
         """Remove a sequence before its end and free its memory. An ended one is ignored."""
-        ...
 
     def clear_cache(self) -> None:
         """Overwrite what is cached of sequences that have left."""
-        ...
 
     def occupancy(self) -> Occupancy:
         """Return how full the batch is."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise ``RuntimeError`` if memory is lost, shared by mistake or counted wrong."""
-        ...
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
@@ -364,7 +339,6 @@ class Backend(Protocol):
             KeyError: The stack is not attached.
             ValueError: A continuation is empty or too long.
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -384,7 +358,6 @@ class TrainingBackend(Backend, Protocol):
 
         Raises ``ValueError`` for a spec that does not fit the base.
         """
-        ...
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
@@ -404,7 +377,6 @@ class TrainingBackend(Backend, Protocol):
         Raises:
             ValueError: The three differ in length, or a session is not of this backend.
         """
-        ...
 
     def forward_backward(
         self,
@@ -432,4 +404,3 @@ class TrainingBackend(Backend, Protocol):
         Raises:
             ValueError: The two differ in length, or a session is not of this backend.
         """
-        ...

@@ -145,10 +145,10 @@ def _why_not_llamacpp(card: ModelCard, base: Base | None) -> ChoiceReason | None
         return ChoiceReason.NOT_INSTALLED
     if host.has_gpu():
         return ChoiceReason.GPU
-    from personalpeft.backends.llamacpp.binding import check_library
+    from personalpeft.backends.llamacpp.binding import load_library
 
     try:
-        check_library()
+        load_library()
         if base is not None:
             gguf_names(base)
     except MissingPackage:

@@ -10,14 +10,45 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from personalpeft.backends.processor import CpuUsage, read_cpu_usage
+import psutil
+
+from personalpeft import host
 
 # Seconds between two readings. The counters advance in steps of 10 ms.
 _WINDOW = 0.2
 # Shares of a core that others use when a thread gives way, and when it comes back. Two programs
 # on one core get half of it each, three on two cores two thirds.
 _GIVE_WAY, _COME_BACK = 0.4, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """CPU seconds up to a time: of all programs on this process's cores, and of this process."""
+
+    at: float
+    busy_seconds: float
+    process_seconds: float
+
+
+def read_cpu_usage() -> CpuUsage:
+    """Read the counters of the operating system.
+
+    Programs of low priority count as busy, unless the system has them yield to this process.
+    """
+    affinity = host.cpu_affinity()
+    ignores_low = host.low_priority_yields() and not host.has_low_priority()
+    busy = 0.0
+    for core, times in enumerate(psutil.cpu_times(percpu=True)):
+        if affinity and core not in affinity:
+            continue
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux includes guest time in user time.
+        twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        yielding = getattr(times, "nice", 0.0) if ignores_low else 0.0
+        busy += sum(times) - idle - twice - yielding
+    return CpuUsage(time.monotonic(), busy, time.process_time())
 
 
 class ThreadGovernor:

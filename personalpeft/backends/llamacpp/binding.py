@@ -75,14 +75,14 @@ class LoraAdapter:
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             with _adapters_lock:
-                _library().llama_adapter_lora_free(pointer)
+                load_library().llama_adapter_lora_free(pointer)
 
 
 class _ModelHandle:
     """A GGUF file that the library has loaded. Raises ``WeightsError`` if it cannot load it."""
 
     def __init__(self, path: Path, **params: bool) -> None:
-        lib = _library()
+        lib = load_library()
         options = lib.llama_model_default_params()
         options.n_gpu_layers = 0
         for name, value in params.items():
@@ -99,7 +99,7 @@ class _ModelHandle:
         """Free its memory. Closing twice is allowed."""
         model, self._model = self._model, None
         if model is not None:
-            _library().llama_model_free(model)
+            load_library().llama_model_free(model)
 
 
 class Model(_ModelHandle):
@@ -117,12 +117,12 @@ class Model(_ModelHandle):
     def __init__(self, path: Path, *, repack: bool, threads: Callable[[], int]) -> None:
         super().__init__(path, use_extra_bufts=repack)
         self._threads = threads
-        self.vocab_size = int(_library().llama_vocab_n_tokens(self._vocab))
+        self.vocab_size = int(load_library().llama_vocab_n_tokens(self._vocab))
 
     def load_adapter(self, path: Path) -> LoraAdapter:
         """Load a GGUF LoRA; the file may be deleted afterwards. Raises ``RuntimeError``."""
         with _adapters_lock:
-            pointer = _library().llama_adapter_lora_init(self._model, os.fsencode(path))
+            pointer = load_library().llama_adapter_lora_init(self._model, os.fsencode(path))
         if not pointer:
             raise RuntimeError("llama.cpp cannot load the adapter")
         return LoraAdapter(pointer)
@@ -140,7 +140,7 @@ class GgufTokenizer(_ModelHandle):
 
     def tokenize(self, text: str, *, control: bool) -> tuple[int, ...]:
         """Return the tokens of a text without BOS; ``control`` allows control tokens in it."""
-        lib, data = _library(), text.encode()
+        lib, data = load_library(), text.encode()
         # No token is shorter than a byte.
         tokens = (lib.llama_token * max(1, len(data)))()
         count = lib.llama_tokenize(
@@ -162,7 +162,7 @@ class Context:
         adapter: LoraAdapter | None,
         threads: Callable[[], int],
     ) -> None:
-        lib = _library()
+        lib = load_library()
         self.params = params
         self._vocab_size = vocab_size
         self._threads = threads
@@ -217,50 +217,48 @@ class Context:
             batch.seq_id[index][0] = _SEQ_ID
             batch.logits[index] = index >= first_output
         threads = self._threads()
-        _library().llama_set_n_threads(self._context, threads, threads)
-        if code := _library().llama_decode(self._context, batch):
+        load_library().llama_set_n_threads(self._context, threads, threads)
+        if code := load_library().llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed ({code})")
         logits = np.empty((n_outputs, self._vocab_size), np.float32)
         for row in range(n_outputs):
-            values = _library().llama_get_logits_ith(self._context, first_output + row)
+            values = load_library().llama_get_logits_ith(self._context, first_output + row)
             logits[row] = np.ctypeslib.as_array(values, (self._vocab_size,))
         return logits
 
     def truncate(self, length: int) -> bool:
         """Keep the first tokens only. Return False if this model cannot, and drop all then."""
-        if _library().llama_memory_seq_rm(self._memory, _SEQ_ID, length, -1):
+        if load_library().llama_memory_seq_rm(self._memory, _SEQ_ID, length, -1):
             return True
-        _library().llama_memory_seq_rm(self._memory, _SEQ_ID, -1, -1)
+        load_library().llama_memory_seq_rm(self._memory, _SEQ_ID, -1, -1)
         return False
 
-    def get_state(self) -> bytes:
-        """Return the keys and values, for a context of the same model and adapter."""
-        lib = _library()
-        size = lib.llama_state_seq_get_size(self._context, _SEQ_ID)
-        buffer = (ctypes.c_uint8 * size)()
-        if lib.llama_state_seq_get_data(self._context, buffer, size, _SEQ_ID) != size:
-            raise RuntimeError("llama_state_seq_get_data failed")
-        return bytes(buffer)
+    def copy_state(self, source: Context) -> None:
+        """Copy the keys and values of a context of the same model and adapter.
 
-    def set_state(self, state: bytes) -> None:
-        """Load what ``get_state`` returned. Raises ``RuntimeError`` if it does not fit."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not _library().llama_state_seq_set_data(self._context, buffer, len(state), _SEQ_ID):
+        Raises ``RuntimeError`` if they do not fit.
+        """
+        lib = load_library()
+        size = lib.llama_state_seq_get_size(source._context, _SEQ_ID)
+        state = (ctypes.c_uint8 * size)()
+        if lib.llama_state_seq_get_data(source._context, state, size, _SEQ_ID) != size:
+            raise RuntimeError("llama_state_seq_get_data failed")
+        if not lib.llama_state_seq_set_data(self._context, state, size, _SEQ_ID):
             raise RuntimeError("llama_state_seq_set_data failed")
 
     def clear(self) -> None:
         """Drop all keys and values and overwrite them."""
-        _library().llama_memory_clear(self._memory, True)
+        load_library().llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
         """Free its memory. Closing twice is allowed."""
         context, self._context = self._context, None
         if context is not None:
-            _library().llama_batch_free(self._batch)
-            _library().llama_free(context)
+            load_library().llama_batch_free(self._batch)
+            load_library().llama_free(context)
 
     def _set_lora(self, adapter: LoraAdapter | None) -> None:
-        lib = _library()
+        lib = load_library()
         adapters = [] if adapter is None else [adapter.pointer]
         pointers = (lib.llama_adapter_lora_p_ctypes * 1)(*adapters)
         scales = (ctypes.c_float * 1)(1.0)
@@ -268,14 +266,12 @@ class Context:
             raise RuntimeError("llama_set_adapters_lora failed")
 
 
-def check_library() -> None:
-    """Load the library. Raises ``MissingPackage`` if it is not installed, or cannot be loaded."""
-    _library()
-
-
 @cache
-def _library() -> Any:
-    """Import the library, with its log sent to ours."""
+def load_library() -> Any:
+    """Import the library, with its log sent to ours.
+
+    Raises ``MissingPackage`` if it is not installed, or cannot be loaded.
+    """
     try:
         with extra_required():
             from llama_cpp import llama_cpp

@@ -107,7 +107,7 @@ class SequenceSlot:
         old = self.context
         new = self._new_context(replace(old.params, n_ctx=n_ctx), self.adapter)
         try:
-            new.set_state(old.get_state())
+            new.copy_state(old)
         except BaseException:
             new.close()
             raise

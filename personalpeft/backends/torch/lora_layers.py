@@ -75,7 +75,6 @@ class ActiveLoRA(Protocol):
             layer: Number of the model's layer.
             x: ``[rows, tokens, inputs]``.
         """
-        ...
 
 
 @dataclass(slots=True)

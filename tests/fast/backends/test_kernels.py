@@ -443,7 +443,7 @@ def test_without_a_compiler_the_reference_operations_serve_with_a_reason(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     kernels, why = choose_ops(torch.device("cpu"), torch.float32, tmp_path)
-    assert kernels.name == "plain"
+    assert type(kernels) is Ops
     assert "C++" in why
 
 
@@ -467,7 +467,7 @@ def test_a_damaged_library_in_the_cache_is_rebuilt(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_without_a_gpu_the_reference_operations_serve_with_a_reason() -> None:
     kernels, why = choose_ops(torch.device("cuda"), torch.bfloat16, None)
-    assert kernels.name == "plain"
+    assert type(kernels) is Ops
     assert "Triton" in why
 
 

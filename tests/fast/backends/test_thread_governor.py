@@ -14,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft import host
-from personalpeft.backends.processor import CpuUsage, read_cpu_usage
-from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
+from personalpeft.backends.thread_governor import (
+    CpuUsage,
+    ThreadGovernor,
+    read_cpu_usage,
+    thread_counts,
+)
 
 
 class SimulatedMachine:

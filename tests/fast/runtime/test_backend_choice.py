@@ -85,13 +85,13 @@ def test_torch_serves_where_the_library_of_llamacpp_cannot_be_loaded(tmp_path: P
     script = """
 from personalpeft import MissingPackage, host
 from personalpeft.backends.choice import choose_backend
-from personalpeft.backends.llamacpp.binding import check_library
+from personalpeft.backends.llamacpp.binding import load_library
 from personalpeft.base_models.registry import find_card
 
 host.has_gpu = lambda: False
 chosen = choose_backend("auto", find_card("smollm2-135m-instruct"), None)
 try:
-    check_library()
+    load_library()
 except MissingPackage as error:
     print(chosen.name, chosen.reason, bool(error.hint))
 """

@@ -142,13 +142,11 @@ class Ops:
     """The operations for one device and one dtype, which is that of the base.
 
     Attributes:
-        name: Of the implementation.
         batch_invariant: Whether a row's bits depend on that row alone, and not on how its prompt
             was chunked.
         training: The operations of a training step; None where autograd computes them.
     """
 
-    name = "plain"
     batch_invariant = False
     training: TrainingOps | None = None
 

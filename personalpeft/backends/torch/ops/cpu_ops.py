@@ -40,7 +40,6 @@ _SIGNATURES = {
 class CpuOps(Ops):
     """Raise ``NoCompiler`` if this machine cannot compile or load them."""
 
-    name = "native"
     batch_invariant = True
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:

@@ -25,8 +25,9 @@ from personalpeft.backends.torch.ops.base import (
 from personalpeft.backends.torch.ops.self_test import depends_on_batch, find_wrong_kernel
 
 # What the kernels are written for.
-_TILE, _OUTPUTS = triton_kernels.TILE.value, triton_kernels.OUTPUTS.value
-_SPLIT_BLOCKS = triton_kernels.SPLIT_BLOCKS.value
+_TILE: int = triton_kernels.TILE.value
+_OUTPUTS: int = triton_kernels.OUTPUTS.value
+_SPLIT_BLOCKS: int = triton_kernels.SPLIT_BLOCKS.value
 # Values that one program writes to the cache.
 _WRITE_SIZE = 1024
 # Query rows of a tile of attention.
@@ -39,8 +40,6 @@ class NoTriton(RuntimeError):
 
 class TritonOps(Ops):
     """Operations on host memory and those torch does well are inherited."""
-
-    name = "triton"
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)

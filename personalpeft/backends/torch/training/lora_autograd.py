@@ -50,58 +50,37 @@ class _Slice:
     b_grad: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedWeights:
-    """One session's A and B.
+class TrainedSegment:
+    """Tokens of a pass that go through one session's A and B, and through frozen ones below.
 
-    Attributes:
+    Args:
+        begin: The first token.
+        end: The token after the last one.
         halves: ``<projection>.A`` ``[layers, rank, inputs]`` and ``.B`` ``[layers, outputs, rank]``.
         scaling: Factor of B (alpha / rank).
         groups: The model's groups of projections.
+        below: The frozen weights of each group, None for a group without any.
+        dtype: The dtype of the base.
+
+    Attributes:
+        slices: The weights of each group, None for a group without any.
     """
-
-    halves: Mapping[str, Tensor]
-    scaling: float
-    groups: Sequence[ProjectionGroup]
-
-    def sections(self, group: ProjectionGroup) -> Iterator[tuple[str, slice, int, int]]:
-        """Yield each trained projection of a group: name, rows, begin and end of its outputs."""
-        row = 0
-        for name, (begin, end) in zip(group.names, group.sections, strict=True):
-            if f"{name}.A" in self.halves:
-                rows = slice(row, row + self.halves[f"{name}.A"].shape[1])
-                yield name, rows, begin, end
-                row = rows.stop
-
-    def fused(self, group: ProjectionGroup, dtype: torch.dtype) -> FusedLoRAWeights | None:
-        """Return the weights of one group in the base's dtype; None if it has none."""
-        sections = list(self.sections(group))
-        if not sections:
-            return None
-        with torch.no_grad():
-            a = torch.cat([self.halves[f"{name}.A"] for name, *_ in sections], dim=1).to(dtype)
-            b = torch.zeros((*a.shape[:2], group.outputs), dtype=dtype, device=a.device)
-            for name, rows, begin, end in sections:
-                b[:, rows, begin:end] = self.halves[f"{name}.B"].transpose(1, 2) * self.scaling
-        return FusedLoRAWeights(a, b)
-
-
-class TrainedSegment:
-    """Tokens ``begin`` to ``end`` of a pass and their weights; None for a group without any."""
 
     def __init__(
         self,
         begin: int,
         end: int,
-        weights: TrainedWeights,
+        halves: Mapping[str, Tensor],
+        scaling: float,
+        groups: Sequence[ProjectionGroup],
         below: Sequence[FusedLoRAWeights | None],
         dtype: torch.dtype,
     ) -> None:
         self.begin, self.end = begin, end
-        self._weights = weights
+        self._halves, self._scaling, self._groups = halves, scaling, groups
         self.slices: list[_Slice | None] = []
-        for group, frozen in zip(weights.groups, below, strict=True):
-            own = weights.fused(group, dtype)
+        for group, frozen in zip(groups, below, strict=True):
+            own = self._fuse(group, dtype)
             parts = [part for part in (frozen, own) if part is not None]
             if not parts:
                 self.slices.append(None)
@@ -115,16 +94,37 @@ class TrainedSegment:
     def gradients(self) -> dict[str, Tensor]:
         """Return each half's gradient, float32, after the backward pass."""
         grads: dict[str, Tensor] = {}
-        for group, part in zip(self._weights.groups, self.slices, strict=True):
+        for group, part in zip(self._groups, self.slices, strict=True):
             if part is None:
                 continue
-            for name, rows, begin, end in self._weights.sections(group):
+            for name, rows, begin, end in self._sections(group):
                 # Contiguous: the fused optimizer silently assumes it.
                 grads[f"{name}.A"] = part.a_grad[:, rows].float().contiguous()
                 # Scaled in float32, so it is rounded once.
                 b_grad = part.b_grad[:, rows, begin:end].transpose(1, 2).float().contiguous()
-                grads[f"{name}.B"] = b_grad * self._weights.scaling
+                grads[f"{name}.B"] = b_grad * self._scaling
         return grads
+
+    def _sections(self, group: ProjectionGroup) -> Iterator[tuple[str, slice, int, int]]:
+        """Yield each trained projection of a group: name, rows, begin and end of its outputs."""
+        row = 0
+        for name, (begin, end) in zip(group.names, group.sections, strict=True):
+            if f"{name}.A" in self._halves:
+                rows = slice(row, row + self._halves[f"{name}.A"].shape[1])
+                yield name, rows, begin, end
+                row = rows.stop
+
+    def _fuse(self, group: ProjectionGroup, dtype: torch.dtype) -> FusedLoRAWeights | None:
+        """Return the trained weights of one group in the base's dtype; None if it has none."""
+        sections = list(self._sections(group))
+        if not sections:
+            return None
+        with torch.no_grad():
+            a = torch.cat([self._halves[f"{name}.A"] for name, *_ in sections], dim=1).to(dtype)
+            b = torch.zeros((*a.shape[:2], group.outputs), dtype=dtype, device=a.device)
+            for name, rows, begin, end in sections:
+                b[:, rows, begin:end] = self._halves[f"{name}.B"].transpose(1, 2) * self._scaling
+        return FusedLoRAWeights(a, b)
 
 
 class TrainedSegments:

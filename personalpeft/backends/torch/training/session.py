@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, groupby
 
 import numpy as np
@@ -37,7 +38,6 @@ from personalpeft.backends.torch.training.logprobs import (
 from personalpeft.backends.torch.training.lora_autograd import (
     TrainedSegment,
     TrainedSegments,
-    TrainedWeights,
 )
 from personalpeft.backends.torch.training.packing import pack, split_by_size
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
@@ -50,7 +50,7 @@ FORWARD_TOKENS = {"cpu": 256, "cuda": 4096}
 
 
 class TorchSession:
-    """AdamW (Loshchilov & Hutter 2019) on one adapter's A and B, in float32.
+    """See ``Session``. AdamW (Loshchilov & Hutter 2019) on one adapter's A and B, in float32.
 
     Args:
         model: The base.
@@ -75,7 +75,7 @@ class TorchSession:
             raise ValueError(
                 f"target_modules must be projections of the base, got {sorted(unknown)}"
             )
-        self._model, self._spec = model, spec
+        self.model, self._spec = model, spec
         self._groups = group_projections(model.base.architecture)
         self._below = bank.single_adapter_lora(spec.base_key)
         self._below_weights = bank.fused_weights(spec.base_key)
@@ -83,15 +83,10 @@ class TorchSession:
         self._moments = {name: _no_moments(half) for name, half in self._halves.items()}
         self._reference_cache = references
         self._references: dict[Continuation, ReferenceOutputs] = {}
-        self._open = True
+        self.is_open = True
         model.open_session()
 
-    def is_open_on(self, model: ModelRunner) -> bool:
-        """Return whether the session is open and belongs to this model."""
-        return self._open and self._model is model
-
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """Compute the reference outputs of these terms, unless a session has them."""
         missing: dict[Continuation, bool] = {}
         for term in terms:
             for item in term.references:
@@ -100,14 +95,20 @@ class TorchSession:
         self._references |= self._reference_cache.read(missing, self._spec.base_key, self._below)
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        """Take one optimizer step on the sum of the terms' losses, and return that loss."""
-        (loss,) = _step(self._model, [_SessionTerms.of(self, terms)], [learning_rate])
+        (loss,) = _step(self.model, [_SessionTerms(self, terms)], [learning_rate])
         return loss
 
     def segment(self, begin: int, end: int) -> TrainedSegment:
         """Return the current weights, over those below, for these tokens of a pass."""
-        weights = TrainedWeights(self._halves, self._spec.scaling, self._groups)
-        return TrainedSegment(begin, end, weights, self._below_weights, self._model.where.dtype)
+        return TrainedSegment(
+            begin,
+            end,
+            self._halves,
+            self._spec.scaling,
+            self._groups,
+            self._below_weights,
+            self.model.where.dtype,
+        )
 
     def losses(
         self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]
@@ -137,7 +138,6 @@ class TorchSession:
         )
 
     def optim_step(self, params: AdamParams) -> float:
-        """Take an optimizer step with the accumulated gradients, clear them, return their norm."""
         limit = math.inf if params.max_grad_norm is None else params.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self._halves.values(), limit))
         grads = {name: half.grad for name, half in self._halves.items() if half.grad is not None}
@@ -169,7 +169,6 @@ class TorchSession:
         return norm
 
     def weights(self) -> Mapping[str, LoRAWeights]:
-        """Return a copy of the current weights."""
         return {
             projection: LoRAWeights(
                 _array(self._halves[f"{projection}.A"]), _array(self._halves[f"{projection}.B"])
@@ -178,7 +177,6 @@ class TorchSession:
         }
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Return A and B with AdamW's two moments and step."""
         arrays: dict[str, npt.NDArray[np.float32]] = {}
         for name, half in self._halves.items():
             arrays[name] = _array(half)
@@ -187,7 +185,6 @@ class TorchSession:
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Resume from the state of a session of the same spec, after checking all of it."""
         for name, half in self._halves.items():
             for suffix in ("", ".exp_avg", ".exp_avg_sq", ".step"):
                 array = state.get(name + suffix)
@@ -208,26 +205,24 @@ class TorchSession:
             half.grad = None
 
     def close(self) -> None:
-        """Free the session's memory."""
         self._references.clear()
         self._moments.clear()
-        if self._open:
-            self._open = False
-            self._model.close_session()
+        if self.is_open:
+            self.is_open = False
+            self.model.close_session()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _SessionTerms:
     """Losses of one session that share a pass."""
 
     session: TorchSession
     terms: Sequence[Loss]
-    continuations: Sequence[Continuation]
 
-    @classmethod
-    def of(cls, session: TorchSession, terms: Sequence[Loss]) -> _SessionTerms:
-        items = dict.fromkeys(item for term in terms for item in term.continuations)
-        return cls(session, terms, list(items))
+    @cached_property
+    def continuations(self) -> list[Continuation]:
+        """The continuations of all losses, each once."""
+        return list(dict.fromkeys(item for term in self.terms for item in term.continuations))
 
 
 class TrainingPasses:
@@ -241,7 +236,7 @@ class TrainingPasses:
         """See ``TrainingBackend.advance``."""
         if not len(sessions) == len(terms) == len(rates):
             raise ValueError("sessions, terms and rates must have the same length")
-        parts = list(map(_SessionTerms.of, self._torch_sessions(sessions), terms))
+        parts = list(map(_SessionTerms, self._torch_sessions(sessions), terms))
         losses: list[float] = []
         sizes = [len(pack(part.continuations).tokens) for part in parts]
         for group in split_by_size(sizes, PASS_TOKENS):
@@ -265,7 +260,7 @@ class TrainingPasses:
             raise ValueError("sessions and terms must have the same length")
         torch_sessions = self._torch_sessions(sessions)
         units = [
-            _SessionTerms.of(session, [term])
+            _SessionTerms(session, [term])
             for session, own in zip(torch_sessions, terms, strict=True)
             for term in own
         ]
@@ -275,7 +270,7 @@ class TrainingPasses:
         for group in split_by_size(sizes, limit):
             # Units of one session are neighbours, so its part of a pass is one range of tokens.
             parts = [
-                _SessionTerms.of(session, [term for unit in own for term in unit.terms])
+                _SessionTerms(session, [term for unit in own for term in unit.terms])
                 for session, own in groupby(units[group], key=lambda unit: unit.session)
             ]
             between()
@@ -289,7 +284,9 @@ class TrainingPasses:
         own = dict.fromkeys(
             session
             for session in sessions
-            if isinstance(session, TorchSession) and session.is_open_on(self._model)
+            if isinstance(session, TorchSession)
+            and session.is_open
+            and session.model is self._model
         )
         if len(own) < len(sessions):
             raise ValueError("sessions must be distinct open sessions of this backend")
@@ -340,18 +337,17 @@ def _run_pass(
             (
                 float(total.detach()),
                 [
-                    ForwardResult(loss, _token_logprobs(term, own) if logprobs else ())
+                    ForwardResult(
+                        loss,
+                        tuple(_array(own[item].token_logp) for item in term.continuations)
+                        if logprobs
+                        else (),
+                    )
                     for term, loss in zip(part.terms, each.tolist(), strict=True)
                 ],
             )
             for part, own, each, total in zip(parts, read, losses, totals, strict=True)
         ]
-
-
-def _token_logprobs(
-    term: Loss, outputs: Mapping[Continuation, PolicyOutputs]
-) -> tuple[npt.NDArray[np.float32], ...]:
-    return tuple(_array(outputs[item].token_logp) for item in term.continuations)
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:
@@ -377,12 +373,8 @@ def _initial_halves(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
                 raise ValueError(f"the parent has rank {a.shape[1]}, the recipe {spec.rank}")
         else:
             limit = 1 / math.sqrt(inputs)
-            a = (
-                torch.rand((architecture.blocks, spec.rank, inputs), generator=generator)
-                * 2
-                * limit
-                - limit
-            )
+            shape = (architecture.blocks, spec.rank, inputs)
+            a = torch.rand(shape, generator=generator) * 2 * limit - limit
             b = torch.zeros((architecture.blocks, outputs, spec.rank))
         halves[f"{projection}.A"] = a.to(device).requires_grad_(True)
         halves[f"{projection}.B"] = b.to(device).requires_grad_(True)
