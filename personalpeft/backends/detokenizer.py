@@ -69,17 +69,12 @@ class Detokenizer:
         self._decoded = 0
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return bool(self._stop.matched)
-
-    @property
     def stop_string(self) -> str:
         """The stop string that was found, empty without one."""
         return self._stop.matched
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that is certain now. Sets ``stopped``."""
+        """Add a token, and return the text that is certain now. Sets ``stop_string``."""
         new = self._shorten()
         self._tokens.append(token)
         text = self._decoder.decode(self._tokens[self._context :])
@@ -89,11 +84,11 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return what was held back, at the end of the reply."""
-        if self.stopped:
+        if self.stop_string:
             return ""
         text = self._decoder.decode(self._tokens[self._context :])
         rest = self._stop.push(self._advance(text))
-        return rest if self.stopped else rest + self._stop.finish()
+        return rest if self.stop_string else rest + self._stop.finish()
 
     def _advance(self, text: str) -> str:
         before = self._decoder.decode(self._tokens[self._context : self._decoded])

@@ -159,10 +159,10 @@ class SequenceState:
             )
         self.token_ids.append(token)
         text = self._text.push(token)
-        finish: FinishReason | None = "stop" if self._text.stopped else None
+        finish: FinishReason | None = "stop" if self._text.stop_string else None
         if finish is None and len(self.token_ids) >= self.max_length:
             text += self._text.finish()
-            finish = "stop" if self._text.stopped else "length"
+            finish = "stop" if self._text.stop_string else "length"
         return OutputChunk(
             self.number,
             text,

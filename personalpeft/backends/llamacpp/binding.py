@@ -87,19 +87,19 @@ class _ModelHandle:
         options.n_gpu_layers = 0
         for name, value in params.items():
             setattr(options, name, value)
-        self._model = lib.llama_model_load_from_file(os.fsencode(path), options)
-        if not self._model:
+        self.pointer = lib.llama_model_load_from_file(os.fsencode(path), options)
+        if not self.pointer:
             raise WeightsError(
                 f"llama.cpp cannot load {path}.",
                 hint="See the log. This version may not know the architecture; use torch.",
             )
-        self._vocab = lib.llama_model_get_vocab(self._model)
+        self._vocab = lib.llama_model_get_vocab(self.pointer)
 
     def close(self) -> None:
         """Free its memory. Closing twice is allowed."""
-        model, self._model = self._model, None
-        if model is not None:
-            load_library().llama_model_free(model)
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            load_library().llama_model_free(pointer)
 
 
 class Model(_ModelHandle):
@@ -116,20 +116,20 @@ class Model(_ModelHandle):
 
     def __init__(self, path: Path, *, repack: bool, threads: Callable[[], int]) -> None:
         super().__init__(path, use_extra_bufts=repack)
-        self._threads = threads
+        self.threads = threads
         self.vocab_size = int(load_library().llama_vocab_n_tokens(self._vocab))
 
     def load_adapter(self, path: Path) -> LoraAdapter:
         """Load a GGUF LoRA; the file may be deleted afterwards. Raises ``RuntimeError``."""
         with _adapters_lock:
-            pointer = load_library().llama_adapter_lora_init(self._model, os.fsencode(path))
+            pointer = load_library().llama_adapter_lora_init(self.pointer, os.fsencode(path))
         if not pointer:
             raise RuntimeError("llama.cpp cannot load the adapter")
         return LoraAdapter(pointer)
 
     def new_context(self, params: ContextParams, adapter: LoraAdapter | None) -> Context:
         """Return a context with an adapter. Raises ``RuntimeError`` without memory for it."""
-        return Context(self._model, self.vocab_size, params, adapter, self._threads)
+        return Context(self, params, adapter)
 
 
 class GgufTokenizer(_ModelHandle):
@@ -154,18 +154,10 @@ class GgufTokenizer(_ModelHandle):
 class Context:
     """The keys and values of one text, computed with one set of adapters. Not thread-safe."""
 
-    def __init__(
-        self,
-        model: Any,
-        vocab_size: int,
-        params: ContextParams,
-        adapter: LoraAdapter | None,
-        threads: Callable[[], int],
-    ) -> None:
+    def __init__(self, model: Model, params: ContextParams, adapter: LoraAdapter | None) -> None:
         lib = load_library()
         self.params = params
-        self._vocab_size = vocab_size
-        self._threads = threads
+        self._vocab_size, self._threads = model.vocab_size, model.threads
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_seq_max = params.n_ctx, 1
         options.n_batch = options.n_ubatch = min(params.n_batch, params.n_ctx)
@@ -175,7 +167,7 @@ class Context:
         options.offload_kqv = options.op_offload = False
         if params.float32:
             options.type_k = options.type_v = _TYPE_F32
-        self._context = lib.llama_init_from_model(model, options)
+        self._context = lib.llama_init_from_model(model.pointer, options)
         if not self._context:
             raise RuntimeError(f"llama.cpp is out of memory for {params.n_ctx} tokens")
         self._memory = lib.llama_get_memory(self._context)
@@ -264,6 +256,7 @@ class Context:
         scales = (ctypes.c_float * 1)(1.0)
         if lib.llama_set_adapters_lora(self._context, pointers, len(adapters), scales):
             raise RuntimeError("llama_set_adapters_lora failed")
+        self.adapter = adapter
 
 
 @cache

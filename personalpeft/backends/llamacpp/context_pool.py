@@ -56,11 +56,8 @@ class MemoryBudget:
 class SequenceSlot:
     """A context for one sequence at a time, and a cached prompt. Not thread-safe."""
 
-    def __init__(
-        self, adapter: LoraAdapter | None, context: Context, new_context: NewContext
-    ) -> None:
-        self.adapter, self._new_context = adapter, new_context
-        self.context = context
+    def __init__(self, context: Context, new_context: NewContext) -> None:
+        self.context, self._new_context = context, new_context
         self._owner = ""
         self._cached: Tokens = ()
         self.in_use = False
@@ -98,14 +95,13 @@ class SequenceSlot:
     def set_adapter(self, adapter: LoraAdapter | None) -> None:
         """Compute with another adapter from now on. The cached prompt is dropped."""
         self._cached = ()
-        if adapter is not self.adapter:
+        if adapter is not self.context.adapter:
             self.context.set_adapter(adapter)
-            self.adapter = adapter
 
     def grow(self, n_ctx: int) -> None:
         """Move into a context of another size, with all that it holds."""
         old = self.context
-        new = self._new_context(replace(old.params, n_ctx=n_ctx), self.adapter)
+        new = self._new_context(replace(old.params, n_ctx=n_ctx), old.adapter)
         try:
             new.copy_state(old)
         except BaseException:
@@ -179,7 +175,7 @@ class ContextPool:
     def remove_adapter(self, adapter: LoraAdapter) -> None:
         """Drop what was computed with an adapter that no sequence uses, before it is freed."""
         for slot in self._slots:
-            if slot.adapter is adapter:
+            if slot.context.adapter is adapter:
                 slot.set_adapter(None)
 
     def close(self) -> None:
@@ -191,7 +187,9 @@ class ContextPool:
         self, adapter: LoraAdapter | None, owner: str, prompt: Tokens
     ) -> SequenceSlot | None:
         shared = {
-            slot: slot.num_shared(owner, prompt) for slot in self._free() if slot.adapter is adapter
+            slot: slot.num_shared(owner, prompt)
+            for slot in self._free()
+            if slot.context.adapter is adapter
         }
         best = max(shared, key=shared.__getitem__, default=None)
         return best if best is not None and shared[best] else None
@@ -212,7 +210,7 @@ class ContextPool:
         if size is None:
             return None
         context = self._new_context(replace(self._params, n_ctx=size), adapter)
-        slot = SequenceSlot(adapter, context, self._new_context)
+        slot = SequenceSlot(context, self._new_context)
         self._slots[slot] = None
         return slot
 

@@ -50,15 +50,6 @@ def sample_on_device(
     """Return what ``sample_tokens`` does. The host sends at most one copy, and waits once.
 
     A top-p set of more than some thousand tokens costs a second wait.
-
-    Args:
-        logits: ``[rows, vocabulary]``, on the device.
-        samplers: That of each row.
-        top_counts: How many of the likeliest tokens to report, by row.
-        ops: For the greedy rows.
-
-    Returns:
-        The next token of each row, and the log-probs by row.
     """
     drawn = [row for row, sampler in enumerate(samplers) if not sampler.is_greedy]
     draws = [samplers[row].draw() for row in drawn]

@@ -86,10 +86,10 @@ class AdapterRegistry:
         client: VllmClient,
         check: ModelCheck,
         folders: PublishedAdapterFolder,
-        settings: VllmServer,
         base: Base,
     ) -> None:
-        self._client, self._check, self._folders, self._settings = client, check, folders, settings
+        self._client, self._check, self._folders = client, check, folders
+        self._settings = client.transport.server
         stack = neutral_stack(base)
         self.bare_base = self.make_registration(build_published_adapter(stack, base), stack)
         # By name: the registration, its uses, and its restorations after the server lost it.

@@ -80,7 +80,7 @@ class VllmBackend(BatchBackend):
                 reference=self._reference_logprobs,
                 cache_file=cache / "vllm" / f"{base.digest}.json",
             )
-            self._registry = AdapterRegistry(client, self._check, folders, server, base)
+            self._registry = AdapterRegistry(client, self._check, folders, base)
             cleanup.callback(lambda: self._transport.wait(self._registry.unregister_all()))
             model, max_loras = self._connect()
             self.slots = slots if max_loras is None else min(slots, max_loras - 1)
@@ -123,7 +123,15 @@ class VllmBackend(BatchBackend):
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, Registration):
             raise TypeError("the stack was staged for another backend")
-        self._attached[key] = self._register(key, staged)
+        loading = self._loading[key] = self._transport.start(self._registry.register(staged))
+        try:
+            self._attached[key] = loading.result()
+        except CancelledError as error:
+            raise ServingFailed("The load of a stack was cancelled.", hint="Try again.") from error
+        finally:
+            # Has an effect only if this thread was interrupted.
+            loading.cancel()
+            del self._loading[key]
 
     def detach(self, key: str) -> None:
         # A load of the key is cancelled: the server may be slow.
@@ -166,17 +174,6 @@ class VllmBackend(BatchBackend):
         """
         if os.getpid() == self._process:
             self._cleanup.close()
-
-    def _register(self, key: str, staged: Registration) -> Registration:
-        loading = self._loading[key] = self._transport.start(self._registry.register(staged))
-        try:
-            return loading.result()
-        except CancelledError as error:
-            raise ServingFailed("The load of a stack was cancelled.", hint="Try again.") from error
-        finally:
-            # Has an effect only if this thread was interrupted.
-            loading.cancel()
-            del self._loading[key]
 
     def _reference_logprobs(self, item: Continuation) -> LogprobTrace:
         (score,) = self.score([item], None)

@@ -85,7 +85,7 @@ class Transport:
         Raises ``RuntimeError`` after ``close``, and in a process forked from the one that opened
         it.
         """
-        if not self.is_open:
+        if not self._thread.is_alive():
             work.close()
             raise RuntimeError("the transport is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -144,14 +144,9 @@ class Transport:
         finally:
             await response.aclose()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests can be sent."""
-        return self._thread.is_alive()
-
     def close(self) -> None:
         """Cancel all requests and end the thread. Closing twice is allowed."""
-        if self.is_open:
+        if self._thread.is_alive():
             self.wait(self._shutdown())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -59,9 +59,9 @@ def stream(
     pieces = []
     for token in tokens:
         pieces.append(run.push(token))
-        if run.stopped:
+        if run.stop_string:
             break
-    return [*pieces, run.finish()], run.stopped
+    return [*pieces, run.finish()], bool(run.stop_string)
 
 
 @given(written=LETTERS)

@@ -4,6 +4,14 @@
 the shapes that ``Ops`` documents. A kernel is compiled for each choice of those in capitals. Sums
 are in float32. Products of float32 numbers round their factors to tf32 unless the base is float32.
 
+Arguments of several kernels:
+    slots, ranks: The slot of each token, and the rank in each slot.
+    tokens, inputs, outputs, max_rank, sections, heads, kv_heads, dim: Sizes of the tensors.
+    keys, values: The cache, ``[blocks, heads, dim, BLOCK]`` and ``[blocks, heads, BLOCK, dim]``.
+    window: How many positions back a token sees; 0 for all.
+    scaling, softcap: Factor and limit of the scores. SOFTCAP: Whether they are limited.
+    DIM, WIDTH: Size of a head, and that size padded to a power of 2.
+
 Invariants: each kernel computes what its namesake in ``Ops`` does. The operations for one
 token and their order depend on its row alone. No order of adding is left to scheduling.
 """
@@ -72,11 +80,8 @@ def shrink(x, shrunk, slots, ranks, a, a_stride, tokens, inputs, max_rank, secti
     Args:
         x: ``[tokens, inputs]``.
         shrunk: float32 ``[tokens, sections, max_rank]``, the result.
-        slots: The slot of each token.
-        ranks: The rank in each slot.
         a: A of the layer in slot 0, ``[sections, max_rank, inputs]``.
         a_stride: Values from one slot to the next.
-        tokens, inputs, max_rank, sections: Sizes of the tensors.
     """
     token, section = tl.program_id(0), tl.program_id(2)
     slot = tl.load(slots + token)
@@ -128,12 +133,9 @@ def expand(
     Args:
         shrunk: float32 ``[tokens, sections, max_rank]``, as ``shrink`` computes it.
         y: ``[tokens, outputs]``, changed in place.
-        slots: The slot of each token.
-        ranks: The rank in each slot.
         b: Transposed B of the layer in slot 0, ``[max_rank, outputs]``.
         b_stride: Values from one slot to the next.
         tiles: ``[tiles, 3]``: first output, the one after the last, section.
-        tokens, outputs, max_rank, sections: Sizes of the tensors.
         ALIGNED: A number that divides the first and last outputs of all tiles.
     """
     token = tl.program_id(0)
@@ -183,10 +185,7 @@ def write_kv(k, v, keys, values, kv_indices, heads, dim, WRITE_SIZE: tl.constexp
 
     Args:
         k, v: ``[tokens, heads, dim]``.
-        keys: The cache, ``[blocks, heads, dim, BLOCK]``.
-        values: The cache, ``[blocks, heads, BLOCK, dim]``.
         kv_indices: Where each token goes: its block times ``BLOCK``, plus the place in it.
-        heads, dim: Sizes of the tensors.
         WRITE_SIZE: Values of one program, a power of 2.
     """
     token = tl.program_id(0)
@@ -228,19 +227,11 @@ def attend(
 
     Args:
         query: ``[rows, WIDTH]``.
-        keys, values: The cache, as for ``write_kv``.
         blocks: The blocks of the sequence, in order.
         kv: The head of keys.
-        kv_heads: How many of these there are.
         begin, end: The range of ``blocks``.
         first, last_visible: The range of positions that any of the queries sees.
         num_visible: How many positions each query sees, ``[rows]``.
-        window: How many positions back a query sees; 0 for all.
-        scaling: Factor of the scores.
-        softcap: Limit of the scores.
-        DIM: Size of a head.
-        WIDTH: That size, padded to a power of 2.
-        SOFTCAP: Whether scores are limited.
 
     Returns:
         float32 ``[rows, WIDTH]`` and ``[rows]``.
@@ -340,18 +331,14 @@ def paged_attention(
         q: ``[tokens, heads, dim]``.
         out: The result: like ``q``, or float32 ``[tokens, heads, splits, dim]``.
         lse: The log-sum-exp of each split of decoded tokens, ``[tokens, heads, splits]``.
-        keys, values: The cache, as for ``write_kv``.
         table: The blocks of each decoded token, ``[tokens, table_stride]``, or of the prompt.
         lengths: How many positions each decoded token sees.
-        tokens: How many there are.
         length: How many positions the last token of a prompt sees.
         table_stride: The width of ``table``.
-        window, scaling, softcap, kv_heads: As for ``attend``.
         TOKENS: 0 for one decoded token over one split. Otherwise that many tokens of a prompt over
             all splits.
         GROUP: Heads of queries that share one of keys.
         HEADS: ``GROUP``, padded.
-        DIM, WIDTH, SOFTCAP: As for ``attend``.
     """
     kv = tl.program_id(1)
     if TOKENS:
@@ -438,10 +425,7 @@ def merge_splits(
         lse: Its log-sum-exp, ``[tokens, heads, splits]``.
         out: The result, ``[tokens, heads, DIM]``.
         lengths: How many positions each token sees.
-        window: How many positions back a token sees; 0 for all.
         splits: How many there are.
-        DIM: Size of a head.
-        WIDTH: That size, padded to a power of 2.
     """
     token, head = tl.program_id(0), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + token)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq
 
 import torch
 from torch import Tensor
 
 from personalpeft.backends.base import Continuation
+from personalpeft.backends.sequence import count_common_prefix
 from personalpeft.backends.torch.ops.training_ops import Segments
 
 # Groups are filled up to a multiple of this. Libraries keep compiled code for each number of rows
@@ -118,7 +117,7 @@ def group_by_prefix(
     tokens, reads, before = 0, 0, tuple[int, ...]()
     for place in sorted(range(len(items)), key=lambda place: items[place].prompt):
         prompt, size = tuple(items[place].prompt), len(items[place].completion)
-        shared = sum(takewhile(bool, map(eq, before, prompt)))
+        shared = count_common_prefix(before, prompt)
         tokens, reads, before = tokens + len(prompt) - shared + size, reads + size, prompt
         if not groups or tokens > max_tokens or reads > max_reads:
             groups.append([])
