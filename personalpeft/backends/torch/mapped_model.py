@@ -188,7 +188,10 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
                 # Its tables are computed, not stored.
                 _replace(module, path, _on_cpu(part))
             elif not isinstance(part, nn.Linear):
-                _fill_vectors(part, path, weights, unpacker.ops.dtype)
+                for name, _ in list(part.named_parameters(recurse=False)):
+                    numbers = weights.vector(f"{path}.{name}")
+                    vector = torch.tensor(numbers, dtype=unpacker.ops.dtype)
+                    setattr(part, name, nn.Parameter(vector, requires_grad=False))
     _check_complete(module)
 
 
@@ -212,12 +215,6 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
                 f"The compiled kernel unpacks {matrix.format.name} wrongly on this processor.",
                 hint="Set PERSONALPEFT_KERNELS=plain.",
             )
-
-
-def _fill_vectors(part: nn.Module, path: str, weights: MappedWeights, dtype: torch.dtype) -> None:
-    for name, _ in list(part.named_parameters(recurse=False)):
-        vector = torch.tensor(weights.vector(f"{path}.{name}"), dtype=dtype)
-        setattr(part, name, nn.Parameter(vector, requires_grad=False))
 
 
 def _on_cpu(part: Any) -> nn.Module:

@@ -150,20 +150,17 @@ class ModelRunner:
 
     @contextmanager
     def _activated(self, active: ActiveLoRA | None) -> Iterator[None]:
-        with self._thread_team():
+        team: AbstractContextManager[None] = nullcontext()
+        if self._governor is not None:
+            team = limit_threads(self._governor.threads())
+            if self._governor.is_crowded():
+                release_threads()
+        with team:
             self._context.active = active
             try:
                 yield
             finally:
                 self._context.active = None
-
-    def _thread_team(self) -> AbstractContextManager[None]:
-        if self._governor is None:
-            return nullcontext()
-        threads = self._governor.threads()
-        if self._governor.is_crowded():
-            release_threads()
-        return limit_threads(threads)
 
     @property
     def vocabulary_size(self) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.backends.torch.autograd import differentiable
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.ops.training_ops import TrainingOps
 from personalpeft.backends.torch.training.packing import PackedSequence, pack
 
 
@@ -31,12 +30,39 @@ class PolicyOutputs:
 
     @cached_property
     def token_logp(self) -> Tensor:
-        return _token_logprob(self.logits, self.tokens, self.model.ops.training)
+        training = self.model.ops.training
+        if training is None:
+            logits32 = self.logits.float()
+            picked = logits32.gather(1, self.tokens[:, None])[:, 0]
+            return picked - torch.logsumexp(logits32, dim=-1)
+        logits = self.logits.contiguous()
+        return differentiable(
+            lambda logits, lse, tokens: logits.gather(1, tokens[:, None])[:, 0].float() - lse,
+            training.token_logprob_backward,
+            logits,
+            training.logsumexp(logits),
+            self.tokens,
+        )
 
     def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
         # All outputs of one loss are of this backend.
         logits = cast(PolicyOutputs | ReferenceOutputs, reference).logits
-        return _kl_div(logits[reference_run], self.logits[run], self.model.ops.training)
+        p, q = logits[reference_run].detach(), self.logits[run]
+        training = self.model.ops.training
+        if training is None:
+            log_p, log_q = (
+                torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p, q)
+            )
+            return (log_p.exp() * (log_p - log_q)).sum(-1)
+        p, q = p.contiguous(), q.contiguous()
+        return differentiable(
+            lambda q, q_lse, p, p_lse: training.kl_div(p, p_lse, q, q_lse),
+            lambda q, q_lse, p, p_lse, grad: training.kl_div_backward(p, p_lse, q, q_lse, grad),
+            q,
+            training.logsumexp(q),
+            p,
+            training.logsumexp(p),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,39 +112,3 @@ def read_outputs(
         PolicyOutputs(own, torch.tensor(item.scored, device=own.device), model)
         for item, own in zip(items, parts, strict=True)
     ]
-
-
-def _token_logprob(logits: Tensor, tokens: Tensor, training: TrainingOps | None) -> Tensor:
-    """Return one token's log-prob for each row of ``[n, vocabulary]``, float32 ``[n]``."""
-    if training is None:
-        logits32 = logits.float()
-        return logits32.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits32, dim=-1)
-    logits = logits.contiguous()
-    return differentiable(
-        lambda logits, lse, tokens: logits.gather(1, tokens[:, None])[:, 0].float() - lse,
-        training.token_logprob_backward,
-        logits,
-        training.logsumexp(logits),
-        tokens,
-    )
-
-
-def _kl_div(p: Tensor, q: Tensor, training: TrainingOps | None) -> Tensor:
-    """Return ``sum p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``.
-
-    No gradient flows to ``p``.
-    """
-    if training is None:
-        log_p, log_q = (
-            torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q)
-        )
-        return (log_p.exp() * (log_p - log_q)).sum(-1)
-    p, q = p.detach().contiguous(), q.contiguous()
-    return differentiable(
-        lambda q, q_lse, p, p_lse: training.kl_div(p, p_lse, q, q_lse),
-        lambda q, q_lse, p, p_lse, grad: training.kl_div_backward(p, p_lse, q, q_lse, grad),
-        q,
-        training.logsumexp(q),
-        p,
-        training.logsumexp(p),
-    )
