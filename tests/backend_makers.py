@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from personalpeft.types import FinishReason, Message, Sampling, Stack
 
 if TYPE_CHECKING:
     from personalpeft.backends.torch.device import DeviceChoice
+
+T = TypeVar("T")
 
 
 def torch_backend(base: Base, **more: Any) -> Backend:
@@ -328,6 +331,20 @@ def generate_staggered(
         writing.step(count)
     writing.finish()
     return replies
+
+
+def in_thread(work: Callable[..., T], *given: Any) -> Future[T]:
+    """Call a function in a thread of its own, which does not outlive a test that hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*given))
+        except Exception as error:  # noqa: BLE001
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def bits(reply: Output) -> tuple[tuple[int, ...], bytes]:

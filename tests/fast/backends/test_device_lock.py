@@ -13,6 +13,7 @@ from backend_makers import (
     bits,
     bytes_of,
     generate,
+    in_thread,
     random_stack,
     row,
     session_spec,
@@ -29,12 +30,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
-
-
-def in_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_a_pass_that_gives_way_goes_on_after_one_step() -> None:
@@ -54,7 +49,7 @@ def test_a_pass_that_gives_way_goes_on_after_one_step() -> None:
                 lock.give_way()
             order.append("part")
     for thread in threads:
-        thread.join(10)
+        thread.result(10)
     steps = [name for name in order if name != "part"]
     assert sorted(steps) == ["one", "two"]
     assert order == [steps[0], "part", steps[1], "part", "part"]
@@ -77,7 +72,7 @@ def test_no_pass_begins_while_another_gives_way() -> None:
         lock.give_way()
         assert not began.is_set()
     for thread in threads:
-        thread.join(10)
+        thread.result(10)
     assert began.is_set()
 
 
@@ -91,7 +86,7 @@ def test_only_the_thread_of_a_pass_is_asked_to_give_way() -> None:
     with lock.for_pass():
         thread = in_thread(step)
         until(lock.is_wanted)
-    thread.join(10)
+    thread.result(10)
     assert seen == [False]
     assert not lock.is_wanted()
 
@@ -117,7 +112,7 @@ def test_steps_amid_passes_change_no_bit_of_either(torch_tiny: Backend) -> None:
     session = torch_tiny.session(session_spec(torch_tiny, base_key="one"))
     train(session, steps)
     done.set()
-    thread.join(20)
+    thread.result(20)
     assert bytes_of(session) == bytes_of(quiet)
     assert set(replies) == {expected}
 

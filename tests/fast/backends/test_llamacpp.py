@@ -19,6 +19,7 @@ from backend_makers import (
     attach,
     base_with_merges,
     generate,
+    in_thread,
     llamacpp_backend,
     random_stack,
     row,
@@ -263,15 +264,12 @@ def test_clearing_the_cache_changes_no_running_score(
     items = [Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(200)]
     attach(solo, "one", random_stack(solo, 1))
     whole = solo.score(items, "one")
-    results: list[object] = []
-    scorer = threading.Thread(target=lambda: results.append(solo.score(items, "one")))
     with scoring_started() as reading:
-        scorer.start()
+        scoring = in_thread(solo.score, items, "one")
         reading()
         solo.clear_cache()
         solo.clear_cache()
-    scorer.join()
-    assert results == [whole]
+    assert scoring.result() == whole
     solo.detach("one")
     attach(solo, "two", random_stack(solo, 2))
     assert solo.score(items[:1], "two")
@@ -281,21 +279,13 @@ def test_a_score_during_closing_raises_and_reads_no_freed_memory(
     solo: LlamaCppBackend,
 ) -> None:
     attach(solo, "one", random_stack(solo, 1))
-    failed: list[RuntimeError] = []
-
-    def score() -> None:
-        try:
-            solo.score([Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(2000)], "one")
-        except RuntimeError as error:
-            failed.append(error)
-
-    scorer = threading.Thread(target=score)
+    items = [Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(2000)]
     with scoring_started() as reading:
-        scorer.start()
+        scoring = in_thread(solo.score, items, "one")
         reading()
         solo.close()
-    scorer.join()
-    assert [str(error) for error in failed] == ["the backend is closed"]
+    with pytest.raises(RuntimeError, match=r"^the backend is closed$"):
+        scoring.result()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,16 @@ from pathlib import Path
 
 import pytest
 import trustme
-from backend_makers import Batch, Output, attach, generate, random_adapter, random_stack, row
+from backend_makers import (
+    Batch,
+    Output,
+    attach,
+    generate,
+    in_thread,
+    random_adapter,
+    random_stack,
+    row,
+)
 from vllm_double import (
     NO_LOAD,
     Open,
@@ -358,12 +366,11 @@ def test_prompts_are_sent_as_tokens_and_cached_per_owner(double: VllmDouble, ope
 def test_a_slow_load_delays_no_other_reply(double: VllmDouble, open_on: Open) -> None:
     backend = open_on(double)
     double.load_seconds = 1.0
-    loading = threading.Thread(target=attach, args=(backend, "one", random_stack(backend, 1)))
-    loading.start()
+    loading = in_thread(attach, backend, "one", random_stack(backend, 1))
     began = time.monotonic()
     assert generate_text(backend, None)
     assert time.monotonic() - began < 1.0
-    loading.join()
+    loading.result()
     assert generate_text(backend, "one")
 
 

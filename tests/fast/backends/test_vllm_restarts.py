@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from backend_makers import attach, generate, random_adapter, random_stack, row
+from backend_makers import attach, generate, in_thread, random_adapter, random_stack, row
 from vllm_double import Open, VllmDouble, generate_text, next_error
 
 from personalpeft.backends.base import Backend
@@ -243,12 +242,9 @@ def test_loads_run_in_parallel(double: VllmDouble, open_on: Open) -> None:
     backend = open_on(double, slots=4)
     double.load_seconds = 1.0
     stacks = {f"s{seed}": backend.stage(random_stack(backend, seed)) for seed in range(4)}
-    loading = [threading.Thread(target=backend.attach, args=each) for each in stacks.items()]
     began = time.monotonic()
-    for each in loading:
-        each.start()
-    for each in loading:
-        each.join()
+    for loading in [in_thread(backend.attach, *each) for each in stacks.items()]:
+        loading.result()
     assert time.monotonic() - began < 3.0
     double.load_seconds = 0.0
     assert len({generate_text(backend, key) for key in stacks}) == 4
@@ -259,24 +255,14 @@ def test_a_load_whose_key_is_detached_is_aborted_and_leaves_nothing(
 ) -> None:
     backend = open_on(double, slots=1)
     double.load_seconds = 2.0
-    ended: list[Exception] = []
-
-    def load() -> None:
-        try:
-            attach(backend, "one", random_stack(backend, 1))
-        except ServingFailed as error:
-            ended.append(error)
-
-    loading = threading.Thread(target=load)
     double.requests.clear()
-    loading.start()
+    loading = in_thread(attach, backend, "one", random_stack(backend, 1))
     while not double.request_count("/v1/load_lora_adapter"):
         time.sleep(0.01)
     began = time.monotonic()
     backend.detach("one")
-    loading.join()
+    assert isinstance(loading.exception(), ServingFailed)
     assert time.monotonic() - began < 1.0
-    assert isinstance(ended[0], ServingFailed)
     double.load_seconds = 0.0
     attach(backend, "two", random_stack(backend, 2))
     assert generate_text(backend, "two")
@@ -289,22 +275,16 @@ def test_a_closing_engine_does_not_wait_for_a_hanging_load(
     engine = Engine(backend, read_adapter=lambda digest: random_adapter(backend, 1))
     double.load_seconds = 10.0
     double.requests.clear()
-    ended: list[Exception] = []
 
     def warm() -> None:
-        try:
-            entry = StackEntry("style", "style@1", "12" * 32)
-            with engine.pin(Stack(tiny_base.digest, (entry,))):
-                pass
-        except ServingFailed as error:
-            ended.append(error)
+        entry = StackEntry("style", "style@1", "12" * 32)
+        with engine.pin(Stack(tiny_base.digest, (entry,))):
+            pass
 
-    warming = threading.Thread(target=warm)
-    warming.start()
+    warming = in_thread(warm)
     while not double.request_count("/v1/load_lora_adapter"):
         time.sleep(0.01)
     began = time.monotonic()
     engine.close()
-    warming.join()
+    assert isinstance(warming.exception(), ServingFailed)
     assert time.monotonic() - began < 4.0
-    assert isinstance(ended[0], ServingFailed)

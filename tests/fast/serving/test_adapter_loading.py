@@ -6,6 +6,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
+from backend_makers import in_thread
 from serving_makers import (
     BASE,
     PATIENCE,
@@ -90,17 +91,12 @@ def test_requests_for_one_missing_stack_share_one_load(source: AdapterSource) ->
         readers = [
             ask(engine, request((1,), f"prompt {n}", user=f"user-{n % 3}")) for n in range(5)
         ]
-        scored = threading.Thread(
-            target=preload,
-            args=(engine, stack(1)),
-            daemon=True,
-        )
-        scored.start()
+        scored = in_thread(preload, engine, stack(1))
         wait_for_waiting(engine, 5)
         wait_until(lambda: engine._scheduler.adapters.keys and engine._scheduler.pin_requests)
         held.set()
         assert all(reader.text for reader in readers)
-        scored.join(PATIENCE)
+        scored.result(PATIENCE)
         assert source.reads == digests(1)
 
 
@@ -112,22 +108,12 @@ def test_a_failed_load_reaches_only_its_waiting_requests_and_is_not_cached(
     with engine_on(read=source) as engine:
         bad = [ask(engine, request((1,), f"prompt {n}", user=f"user-{n}")) for n in range(3)]
         fine = ask(engine, request((2,), user="bo"))
-        errors: list[Exception] = []
-
-        def hold() -> None:
-            try:
-                preload(engine, stack(1))
-            except KeyError as error:
-                errors.append(error)
-
-        holder = threading.Thread(target=hold, daemon=True)
-        holder.start()
+        holder = in_thread(preload, engine, stack(1))
         wait_for_waiting(engine, 4)
         wait_until(lambda: len(engine._scheduler.pin_requests) == 1)
         held.set()
         assert [type(reader.end().error) for reader in bad] == [KeyError] * 3
-        holder.join(PATIENCE)
-        assert len(errors) == 1
+        assert isinstance(holder.exception(PATIENCE), KeyError)
         assert fine.text
         assert source.reads == digests(1, 2)
         with pytest.raises(KeyError):
@@ -202,10 +188,7 @@ def test_closing_aborts_an_abortable_load(source: AdapterSource) -> None:
     with engine_on(slow, source) as engine:
         late = ask(engine, request((1,)))
         slow.attaching.get(timeout=PATIENCE)
-        closer = threading.Thread(target=engine.close, daemon=True)
-        closer.start()
-        closer.join(PATIENCE / 2)
-        assert not closer.is_alive()
+        in_thread(engine.close).result(PATIENCE / 2)
         assert late.finish == "cancelled"
 
 
@@ -298,15 +281,10 @@ def test_a_revision_promoted_during_a_reply_serves_the_next_one(
         old = engine.stream([request((1,))])
         stepped.go()
         received = next(old).text
-        promoting = threading.Thread(
-            target=preload,
-            args=(engine, stack(2)),
-            daemon=True,
-        )
-        promoting.start()
+        promoting = in_thread(preload, engine, stack(2))
         new = ask(engine, request((2,)))
         stepped.run()
-        promoting.join(PATIENCE)
+        promoting.result(PATIENCE)
         assert received + "".join(piece.text for piece in old) == before
         assert new.text == after
         # After a rollback nothing is read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from backend_makers import in_thread
 from serving_makers import (
     AdapterSource,
     ManualClock,
@@ -133,17 +134,12 @@ def test_a_paused_request_does_not_start_and_a_failing_pause_reaches_its_caller(
         paused = threading.Event()
         paused.set()
         requests = [request((1,), f"prompt {n}", user="learner", background=True) for n in range(3)]
-        texts: list[str] = []
-        asking = threading.Thread(
-            target=lambda: texts.extend(engine.complete(requests, paused=paused.is_set))
-        )
-        asking.start()
+        asking = in_thread(lambda: engine.complete(requests, paused=paused.is_set))
         wait_for_waiting(engine, 3)
         assert text(engine, request((2,), user="ada"))
         assert engine.metrics()["num_requests_waiting"] == 3
         paused.clear()
-        asking.join(20)
-        assert texts == engine.complete(requests)
+        assert asking.result(20) == engine.complete(requests)
 
         def broken() -> bool:
             raise ZeroDivisionError

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backend_makers import in_thread
 from serving_makers import (
     BASE,
     PATIENCE,
@@ -150,23 +151,15 @@ def test_scores_are_of_the_named_stack(engine: Engine) -> None:
 
 def test_concurrent_threads_with_few_slots_get_their_own_stacks(engine: Engine) -> None:
     alone = {n: text(engine, request((n,))) for n in range(6)}
-    wrong: list[object] = []
 
     def send_requests(number: int) -> None:
         for turn in range(20):
             if turn % 5 == 4:
                 engine.score([Continuation((1,), (2,))], stack(number))
-            received = text(engine, request((number,), user=f"user-{number}"))
-            if received != alone[number]:
-                wrong.append(received)
+            assert text(engine, request((number,), user=f"user-{number}")) == alone[number]
 
-    threads = [threading.Thread(target=send_requests, args=(n,), daemon=True) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert wrong == []
+    for sending in [in_thread(send_requests, n) for n in range(6)]:
+        sending.result(PATIENCE)
 
 
 # Joining and leaving
@@ -440,11 +433,10 @@ def test_no_memory_to_clear_a_cache_ends_the_running_replies_and_serving_continu
     full = Full()
     with engine_on(full, source) as engine:
         (reader,) = start_together(engine, full, request((1,)))
-        clearing = threading.Thread(target=engine.clear_caches, daemon=True)
-        clearing.start()
+        clearing = in_thread(engine.clear_caches)
         full.run()
         assert isinstance(reader.end().error, ServingFailed)
-        clearing.join(PATIENCE)
+        clearing.result(PATIENCE)
         assert full.cleared >= 1
         assert text(engine, request((1,)))
 
@@ -481,21 +473,11 @@ def test_a_failure_of_the_batching_loop_reaches_all_requests_and_later_ones(
         wait_for_running(engine, 1)
         other = ask(engine, request((2,), user="bo"))
         wait_for_waiting(engine, 1)
-        held: list[BaseException] = []
-
-        def hold() -> None:
-            try:
-                preload(engine, stack(3))
-            except ServingFailed as error:
-                held.append(error)
-
-        holder = threading.Thread(target=hold, daemon=True)
-        holder.start()
+        holder = in_thread(preload, engine, stack(3))
         stepped.run()
         for reader in (bare, other):
             assert isinstance(reader.end().error, ServingFailed)
-        holder.join(PATIENCE)
-        assert held
+        assert isinstance(holder.exception(PATIENCE), ServingFailed)
         with pytest.raises(ServingFailed) as refused:
             text(engine, request())
         assert isinstance(refused.value.__cause__, ZeroDivisionError)
@@ -561,25 +543,13 @@ def test_ctrl_c_during_thread_start_leaves_no_waiting_caller(
 def test_a_partial_reply_is_never_returned_as_complete(source: AdapterSource) -> None:
     stepped = SteppedBackend()
     with engine_on(stepped, source) as engine:
-        failed: list[Exception] = []
-
-        def write() -> None:
-            try:
-                text(engine, request((1,)))
-            except Cancelled as error:
-                failed.append(error)
-
-        writer = threading.Thread(target=write, daemon=True)
-        writer.start()
+        writer = in_thread(text, engine, request((1,)))
         wait_for_running(engine, 1)
-        closer = threading.Thread(target=engine.close, daemon=True)
-        closer.start()
+        closer = in_thread(engine.close)
         wait_until(lambda: engine._ended is not None)
         stepped.go()
-        writer.join(PATIENCE)
-        closer.join(PATIENCE)
-        assert failed
-        assert not closer.is_alive()
+        assert isinstance(writer.exception(PATIENCE), Cancelled)
+        closer.result(PATIENCE)
 
 
 def test_closing_waits_for_a_running_load_and_drops_the_rest(source: AdapterSource) -> None:
@@ -588,12 +558,10 @@ def test_closing_waits_for_a_running_load_and_drops_the_rest(source: AdapterSour
         readers = [ask(engine, request((n,), user=f"user-{n}")) for n in (1, 2)]
         source.started.get(timeout=PATIENCE)
         wait_for_waiting(engine, 2)
-        closer = threading.Thread(target=engine.close, daemon=True)
-        closer.start()
+        closer = in_thread(engine.close)
         assert [reader.finish for reader in readers] == ["cancelled", "cancelled"]
         held.set()
-        closer.join(PATIENCE)
-        assert not closer.is_alive()
+        closer.result(PATIENCE)
     assert digest_of(1) in source.reads
 
 
@@ -617,20 +585,14 @@ def test_a_temporary_adapter_serves_under_its_own_digest_and_only_while_register
 def test_background_work_yields_until_the_last_request_is_answered(
     slow: Engine, stepped: SteppedBackend
 ) -> None:
-    reader, gone_on = ask(slow, request((1,))), threading.Event()
+    reader = ask(slow, request((1,)))
     wait_for_running(slow, 1)
-
-    def yield_to_requests() -> None:
-        slow.yield_to_foreground(PATIENCE)
-        gone_on.set()
-
-    waits = threading.Thread(target=yield_to_requests)
-    waits.start()
-    assert not gone_on.wait(0.05)
+    waits = in_thread(slow.yield_to_foreground, PATIENCE)
+    with pytest.raises(TimeoutError):
+        waits.result(0.05)
     stepped.run()
     reader.end()
-    assert gone_on.wait(PATIENCE)
-    waits.join()
+    waits.result(PATIENCE)
 
 
 def test_background_work_yields_for_a_bounded_time_and_not_to_other_background_work(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from backend_makers import fake_backend, llamacpp_backend, torch_backend
+from backend_makers import fake_backend, in_thread, llamacpp_backend, torch_backend
 from serving_makers import AdapterSource, StreamReader, preload, request, stack
 from vllm_maker import vllm_backend
 
@@ -120,18 +119,10 @@ def test_a_reply_finishes_on_the_stack_it_started_with(
     reader = StreamReader(
         engine.stream([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
     )
-    newer = [
-        threading.Thread(
-            target=preload,
-            args=(engine, stack(n, base=engine.backend.base)),
-        )
-        for n in (4, 5, 6, 7)
-    ]
-    for thread in newer:
-        thread.start()
+    newer = [in_thread(preload, engine, stack(n, base=engine.backend.base)) for n in (4, 5, 6, 7)]
     heard = [complete(engine, number) for number in (4, 5, 6, 7)]
-    for thread in newer:
-        thread.join()
+    for each in newer:
+        each.result()
     reader.end()
     assert reader.text == whole
     assert len(set(heard)) == 4

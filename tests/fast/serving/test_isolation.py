@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from backend_makers import generate, llamacpp_backend, sequence, torch_backend
+from backend_makers import generate, in_thread, llamacpp_backend, sequence, torch_backend
 from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -159,12 +159,8 @@ class EngineMachine(RuleBasedStateMachine):
     def publish(self, user: str, data: st.DataObject, ahead: bool) -> None:
         self.live[user] = data.draw(st.sampled_from(REVISIONS[user]))
         if ahead:
-            warming = threading.Thread(
-                target=preload,
-                args=(self.engine, stack(*self.live[user], base=self.base)),
-            )
-            warming.start()
-            self._wait_until(lambda: not warming.is_alive())
+            warming = in_thread(preload, self.engine, stack(*self.live[user], base=self.base))
+            self._wait_until(warming.done)
 
     @precondition(lambda self: self.open_requests)
     @rule(data=st.data(), closed=st.booleans())
@@ -187,9 +183,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._wait_until(lambda: not self._checks_left())
         finally:
             metrics = self.engine.metrics()
-            closing = threading.Thread(target=self.engine.close)
-            closing.start()
-            self._wait_until(lambda: not closing.is_alive())
+            self._wait_until(in_thread(self.engine.close).done)
             self.engine.check_integrity()
         assert metrics["self_check_mismatches_total"] == 0
         assert (
