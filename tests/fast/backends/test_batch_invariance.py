@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from backend_makers import (
@@ -65,7 +66,10 @@ def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> B
     return made
 
 
-requests = st.tuples(
+Case: TypeAlias = tuple[str, str | None, str, float, int]
+"""Prompt, stack, owner, temperature and seed."""
+
+requests: st.SearchStrategy[Case] = st.tuples(
     st.sampled_from(PROMPTS),
     st.sampled_from([None, "s1", "s2"]),
     st.sampled_from(OWNERS),
@@ -74,23 +78,27 @@ requests = st.tuples(
 )
 
 
+def rows_of(backend: Backend, cases: Sequence[Case], max_tokens: int) -> list[SequenceState]:
+    return [
+        row(
+            backend,
+            prompt,
+            stack,
+            owner=owner,
+            logprobs=True,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        for prompt, stack, owner, temperature, seed in cases
+    ]
+
+
 def test_a_reply_has_the_same_bits_cold_cached_chunked_and_batched(backend: Backend) -> None:
     @examples(3)
     @given(cases=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
-    def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
-        rows = [
-            row(
-                backend,
-                prompt,
-                stack,
-                owner=owner,
-                logprobs=True,
-                max_tokens=8,
-                temperature=temperature,
-                seed=seed,
-            )
-            for prompt, stack, owner, temperature, seed in cases
-        ]
+    def holds(cases: list[Case], data: st.DataObject) -> None:
+        rows = rows_of(backend, cases, max_tokens=8)
         alone = [bits(generate_uncached(backend, each)) for each in rows]
         for _ in range(2):
             steps = data.draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)))
@@ -122,20 +130,9 @@ def test_a_reference_has_the_same_bits_in_any_pass(backend: Backend) -> None:
 def test_a_preempted_row_resumes_with_the_same_bits(backend: Backend) -> None:
     @examples(2)
     @given(cases=st.lists(requests, min_size=2, max_size=3), data=st.data())
-    def holds(cases: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
-        rows = [
-            row(
-                backend,
-                prompt,
-                stack,
-                owner=owner,
-                logprobs=True,
-                max_tokens=40,
-                temperature=2 * temperature,
-                seed=seed,
-            )
-            for prompt, stack, owner, temperature, seed in cases
-        ]
+    def holds(cases: list[Case], data: st.DataObject) -> None:
+        hotter = [(*case[:3], 2 * case[3], case[4]) for case in cases]
+        rows = rows_of(backend, hotter, max_tokens=40)
         alone = [generate_uncached(backend, each) for each in rows]
         backend.clear_cache()
         writing = Batch(backend)
