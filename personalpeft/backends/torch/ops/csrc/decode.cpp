@@ -17,8 +17,6 @@ namespace {
 constexpr int BLOCK = 32;
 // Outputs of one work item.
 constexpr int TILE = 192;
-// Below this number of multiplications, waking other threads takes longer than the work.
-constexpr int64_t WORTH_THREADS = 1 << 15;
 
 inline void widen(const float* source, float* wide, int64_t count) {
     std::memcpy(wide, source, count * sizeof *wide);
@@ -108,6 +106,7 @@ inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
         scores[j] *= scale;
     }
 }
+
 // Write source * factor, where the source is dense [layers, rows, columns] and the target may be
 // strided or transposed. Return 1 if all results are finite.
 template <typename S>

@@ -12,6 +12,9 @@
 
 namespace {
 
+// Below this number of operations, waking other threads takes longer than the work.
+constexpr int64_t WORTH_THREADS = 1 << 15;
+
 struct bfloat16 {
     uint16_t bits;
 };

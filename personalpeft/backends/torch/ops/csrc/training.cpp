@@ -18,9 +18,6 @@ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// Below this size, waking other threads takes longer than the work.
-constexpr int64_t WORTH_THREADS = 1 << 15;
-
 // Rows are padded to a multiple of this.
 constexpr int64_t LANES = 16;
 

@@ -118,45 +118,47 @@ struct BF16 {
 
 // A number times a scale is exact below, so a fused multiply-add gives the same sums.
 
-struct Q4_0 {
-    static constexpr int64_t ELEMENTS = 32, BYTES = 18;
-    static void unpack(const uint8_t* x, T* y) {
-        const float d = half_at(x);
-        const Bytes q = load_bytes(x + 2);
-        store_floats((to_floats(q & 15) - 8.0f) * d, y);
-        store_floats((to_floats(q >> 4) - 8.0f) * d, y + LANES);
+// The numbers of a block with 32, of four bits each, or of five: the fifth ones are before the others.
+template <bool FIVE>
+struct Halves {
+    Bytes low, high;
+
+    explicit Halves(const uint8_t* x) {
+        const Bytes q = load_bytes(x + (FIVE ? 4 : 0));
+        low = q & 15;
+        high = q >> 4;
+        if constexpr (FIVE) {
+            low |= fifth_bits(load16(x));
+            high |= fifth_bits(load16(x + 2));
+        }
     }
 };
 
-struct Q4_1 {
-    static constexpr int64_t ELEMENTS = 32, BYTES = 20;
+template <bool FIVE>
+struct Centred {
+    static constexpr int64_t ELEMENTS = 32, BYTES = FIVE ? 22 : 18;
+    static void unpack(const uint8_t* x, T* y) {
+        const float d = half_at(x), middle = FIVE ? 16.0f : 8.0f;
+        const Halves<FIVE> q(x + 2);
+        store_floats((to_floats(q.low) - middle) * d, y);
+        store_floats((to_floats(q.high) - middle) * d, y + LANES);
+    }
+};
+using Q4_0 = Centred<false>;
+using Q5_0 = Centred<true>;
+
+template <bool FIVE>
+struct WithMinimum {
+    static constexpr int64_t ELEMENTS = 32, BYTES = FIVE ? 24 : 20;
     static void unpack(const uint8_t* x, T* y) {
         const float d = half_at(x), m = half_at(x + 2);
-        const Bytes q = load_bytes(x + 4);
-        store_floats(to_floats(q & 15) * d + m, y);
-        store_floats(to_floats(q >> 4) * d + m, y + LANES);
+        const Halves<FIVE> q(x + 4);
+        store_floats(to_floats(q.low) * d + m, y);
+        store_floats(to_floats(q.high) * d + m, y + LANES);
     }
 };
-
-struct Q5_0 {
-    static constexpr int64_t ELEMENTS = 32, BYTES = 22;
-    static void unpack(const uint8_t* x, T* y) {
-        const float d = half_at(x);
-        const Bytes q = load_bytes(x + 6);
-        store_floats((to_floats((q & 15) | fifth_bits(load16(x + 2))) - 16.0f) * d, y);
-        store_floats((to_floats((q >> 4) | fifth_bits(load16(x + 4))) - 16.0f) * d, y + LANES);
-    }
-};
-
-struct Q5_1 {
-    static constexpr int64_t ELEMENTS = 32, BYTES = 24;
-    static void unpack(const uint8_t* x, T* y) {
-        const float d = half_at(x), m = half_at(x + 2);
-        const Bytes q = load_bytes(x + 8);
-        store_floats(to_floats((q & 15) | fifth_bits(load16(x + 4))) * d + m, y);
-        store_floats(to_floats((q >> 4) | fifth_bits(load16(x + 6))) * d + m, y + LANES);
-    }
-};
+using Q4_1 = WithMinimum<false>;
+using Q5_1 = WithMinimum<true>;
 
 struct Q8_0 {
     static constexpr int64_t ELEMENTS = 32, BYTES = 34;
@@ -181,8 +183,9 @@ inline void scale_and_min(int j, const uint8_t* q, uint8_t& scale, uint8_t& min)
     }
 }
 
-struct Q4_K {
-    static constexpr int64_t ELEMENTS = 256, BYTES = 144;
+template <bool FIVE>
+struct Superblock {
+    static constexpr int64_t ELEMENTS = 256, BYTES = FIVE ? 176 : 144;
     static void unpack(const uint8_t* x, T* y) {
         const float d = half_at(x), dmin = half_at(x + 2);
         for (int group = 0; group < 8; ++group, y += 32) {
@@ -190,31 +193,18 @@ struct Q4_K {
             scale_and_min(group, x + 4, scale, min);
             const float d1 = d * scale, m1 = dmin * min;
             for (int part = 0; part < 2; ++part) {
-                const Bytes q = load_bytes(x + 16 + group / 2 * 32 + part * LANES);
-                const Bytes low = group % 2 ? q >> 4 : q & 15;
-                store_floats(to_floats(low) * d1 - m1, y + part * LANES);
+                const Bytes q = load_bytes(x + BYTES - 128 + group / 2 * 32 + part * LANES);
+                Bytes number = group % 2 ? q >> 4 : q & 15;
+                if constexpr (FIVE) {
+                    number |= (load_bytes(x + 16 + part * LANES) >> group & 1) << 4;
+                }
+                store_floats(to_floats(number) * d1 - m1, y + part * LANES);
             }
         }
     }
 };
-
-struct Q5_K {
-    static constexpr int64_t ELEMENTS = 256, BYTES = 176;
-    static void unpack(const uint8_t* x, T* y) {
-        const float d = half_at(x), dmin = half_at(x + 2);
-        for (int group = 0; group < 8; ++group, y += 32) {
-            uint8_t scale, min;
-            scale_and_min(group, x + 4, scale, min);
-            const float d1 = d * scale, m1 = dmin * min;
-            for (int part = 0; part < 2; ++part) {
-                const Bytes q = load_bytes(x + 48 + group / 2 * 32 + part * LANES);
-                const Bytes high = load_bytes(x + 16 + part * LANES) >> group & 1;
-                const Bytes low = group % 2 ? q >> 4 : q & 15;
-                store_floats(to_floats(low | high << 4) * d1 - m1, y + part * LANES);
-            }
-        }
-    }
-};
+using Q4_K = Superblock<false>;
+using Q5_K = Superblock<true>;
 
 struct Q6_K {
     static constexpr int64_t ELEMENTS = 256, BYTES = 210;
@@ -247,7 +237,7 @@ inline int64_t stored_row(int64_t row, int64_t head) {
 template <typename Layout>
 void unpack_rows(const uint8_t* data, int64_t row_bytes, int64_t first_row, int64_t rows,
                  int64_t first_block, int64_t blocks, int64_t head, T* out, int64_t out_row) {
-#pragma omp parallel for schedule(static) if (rows * blocks * Layout::ELEMENTS > (1 << 15))
+#pragma omp parallel for schedule(static) if (rows * blocks * Layout::ELEMENTS > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const uint8_t* x = data + stored_row(first_row + row, head) * row_bytes +
                            first_block * Layout::BYTES;
