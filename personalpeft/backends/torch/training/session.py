@@ -95,7 +95,7 @@ class TorchSession:
         self._references |= self._reference_cache.read(missing, self._spec.base_key, self._below)
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        (loss,) = _step(self.model, [_SessionTerms(self, terms)], [learning_rate])
+        (loss,) = _step([_SessionTerms(self, terms)], [learning_rate])
         return loss
 
     def segment(self, begin: int, end: int) -> TrainedSegment:
@@ -240,7 +240,7 @@ class TrainingPasses:
         losses: list[float] = []
         sizes = [len(pack(part.continuations).tokens) for part in parts]
         for group in split_by_size(sizes, PASS_TOKENS):
-            losses += _step(self._model, parts[group], rates[group])
+            losses += _step(parts[group], rates[group])
         return tuple(losses)
 
     def forward_backward(
@@ -274,7 +274,7 @@ class TrainingPasses:
                 for session, own in groupby(units[group], key=lambda unit: unit.session)
             ]
             between()
-            passed = _run_pass(self._model, parts, backward=backward, logprobs=logprobs)
+            passed = _run_pass(parts, backward=backward, logprobs=logprobs)
             for part, (_, own_results) in zip(parts, passed, strict=True):
                 results[part.session] += own_results
         return tuple(tuple(results[session]) for session in torch_sessions)
@@ -293,23 +293,22 @@ class TrainingPasses:
         return list(own)
 
 
-def _step(
-    model: ModelRunner, parts: Sequence[_SessionTerms], rates: Sequence[float]
-) -> list[float]:
+def _step(parts: Sequence[_SessionTerms], rates: Sequence[float]) -> list[float]:
     """Take one step of each session in one pass, and return their losses."""
-    results = _run_pass(model, parts, backward=True, logprobs=False)
+    results = _run_pass(parts, backward=True, logprobs=False)
     for part, rate in zip(parts, rates, strict=True):
         part.session.optim_step(part.session.default_params(rate))
     return [loss for loss, _ in results]
 
 
 def _run_pass(
-    model: ModelRunner, parts: Sequence[_SessionTerms], *, backward: bool, logprobs: bool
+    parts: Sequence[_SessionTerms], *, backward: bool, logprobs: bool
 ) -> list[tuple[float, list[ForwardResult]]]:
     """Run one forward pass and perhaps one backward pass. The latter adds to the gradients.
 
     Return the losses of each session, after their sum as the pass computed it.
     """
+    model = parts[0].session.model
     packed = pack(*(part.continuations for part in parts))
     begins = (0, *packed.ends[:-1])
     segments = [
