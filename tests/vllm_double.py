@@ -27,6 +27,8 @@ from personalpeft.backends.vllm.adapter_registry import neutral_stack
 from personalpeft.backends.vllm.backend import VllmBackend
 from personalpeft.backends.vllm.model_check import check_prompt
 from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Request
+from personalpeft.types import Message, Sampling, Stack
 
 NO_LOAD = {
     "error": {
@@ -307,6 +309,12 @@ def run_double(double: VllmDouble, tls: ssl.SSLContext | None = None) -> Iterato
 
 def generate_text(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
     return generate(backend, [row(backend, prompt, stack, **more)])[0].text
+
+
+def bare_request(base: Base) -> Request:
+    """Return a short request on the bare base, for an engine."""
+    stack = Stack(base.digest, ())
+    return Request("ada", (Message("user", "hello"),), stack, Sampling(max_tokens=4))
 
 
 def next_error(backend: Backend) -> Exception:

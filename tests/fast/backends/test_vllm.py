@@ -31,6 +31,7 @@ from vllm_double import (
     NO_LOAD,
     Open,
     VllmDouble,
+    bare_request,
     cache_expected_tokens,
     generate_text,
     next_error,
@@ -41,7 +42,7 @@ from vllm_double import (
 from personalpeft.adapters.formats.published import FILES, compute_digest, read_published_adapter
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.base_models.types import Base
-from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.engine import Engine
 from personalpeft.errors import (
     BaseMismatch,
     InvalidInput,
@@ -50,7 +51,7 @@ from personalpeft.errors import (
     ServingFailed,
 )
 from personalpeft.settings import Settings, VllmServer, resolve
-from personalpeft.types import Message, Sampling, Stack, StackEntry
+from personalpeft.types import Stack, StackEntry
 
 pytestmark = pytest.mark.exhaustive
 
@@ -124,13 +125,14 @@ def test_concurrent_rows_with_a_lost_stack_register_it_once(
     )
 
 
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_an_unwritable_cache_only_repeats_the_model_check(
     double: VllmDouble, open_on: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("personalpeft.adapters.safe_io.tempfile.TemporaryDirectory", full)
+    monkeypatch.setattr("personalpeft.adapters.safe_io.tempfile.TemporaryDirectory", no_room)
     assert generate_text(open_on(double), None)
 
 
@@ -497,18 +499,11 @@ def test_a_stopped_server_keeps_no_folder(
     assert not list((tmp_path / "cache" / "served").iterdir())
 
 
-def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("personalpeft.adapters.formats.published.tempfile.mkdtemp", full)
-
-
 def test_a_full_disk_is_reported_with_a_hint_when_a_home_is_opened(
     double: VllmDouble, open_on: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        _no_room(patch)
+        patch.setattr("personalpeft.adapters.formats.published.tempfile.mkdtemp", no_room)
         with pytest.raises(ServingFailed, match="No space left") as caught:
             open_on(double)
     assert "PERSONALPEFT_VLLM_FOLDER" in caught.value.hint
@@ -522,9 +517,7 @@ def test_a_deleted_folder_fails_only_the_requests_that_need_it(
 ) -> None:
     backend = open_on(double)
     engine = Engine(backend, read_adapter=lambda digest: random_adapter(backend, 1))
-    bare = Request(
-        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
-    )
+    bare = bare_request(tiny_base)
     with_stack = replace(
         bare, stack=Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),))
     )
@@ -555,9 +548,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(double: VllmDouble, open_o
 def test_the_engine_reports_the_servers_own_error(
     double: VllmDouble, open_on: Open, tiny_base: Base
 ) -> None:
-    request = Request(
-        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
-    )
+    request = bare_request(tiny_base)
     engine = Engine(
         open_on(double), read_adapter=lambda digest: pytest.fail("no adapter was asked for")
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from backend_makers import attach, generate, in_thread, random_adapter, random_stack, row
-from vllm_double import Open, VllmDouble, generate_text, next_error
+from vllm_double import Open, VllmDouble, bare_request, generate_text, next_error
 
 from personalpeft.backends.base import Backend
 from personalpeft.base_models.types import Base
-from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.engine import Engine
 from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed
-from personalpeft.types import Message, Sampling, Stack, StackEntry
+from personalpeft.types import Stack, StackEntry
 
 pytestmark = pytest.mark.exhaustive
 
@@ -181,9 +181,7 @@ def test_a_missing_base_name_is_reported(double: VllmDouble, open_on: Open) -> N
 def test_a_user_gets_an_error_when_the_server_has_another_base(
     double: VllmDouble, open_on: Open, tiny_base: Base
 ) -> None:
-    request = Request(
-        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
-    )
+    request = bare_request(tiny_base)
     engine = Engine(
         open_on(double), read_adapter=lambda digest: pytest.fail("no adapter was asked for")
     )

@@ -176,7 +176,7 @@ def engine_on(
 class StreamReader:
     """Reads a stream to its end in a thread of its own."""
 
-    def __init__(self, replies: OutputStream, count: int = 1) -> None:
+    def __init__(self, replies: OutputStream) -> None:
         self.pieces: list[OutputChunk] = []
         self.error: Exception | None = None
         self._replies = replies
