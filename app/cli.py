@@ -153,7 +153,6 @@ class Cli(Group):
 @click.group(
     PROGRAM,
     cls=Cli,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=(
         'ask "How do I boil an egg?"',

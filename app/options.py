@@ -215,13 +215,24 @@ class Command(_Help):
 
 
 class Group(_Help, click.Group):
-    """A group whose help lists its commands in sections."""
+    """A group whose help lists its commands in sections.
+
+    Args:
+        default: The name of the command that runs where none is given. Else help is shown.
+    """
 
     command_class = Command
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, default: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, invoke_without_command=bool(default), **kwargs)
+        self._default = default
         self._sections: dict[str, list[str]] = {}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        result = super().invoke(ctx)
+        if self._default and ctx.invoked_subcommand is None:
+            return ctx.invoke(self.commands[self._default])
+        return result
 
     def add_section(self, title: str, commands: Sequence[click.Command]) -> None:
         """Add commands under a heading of the help, in this order."""
@@ -304,6 +315,15 @@ def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Decorat
         make = click.command(name, cls=Command, examples=examples, **attributes)
         result: click.Command = make(global_options(click.pass_obj(function)))
         return result
+
+    return decorate
+
+
+def group(name: str, **attributes: Any) -> Callable[[Callable[[], None]], Group]:
+    """Make a ``Group`` of a function without a body, whose docstring is the help."""
+
+    def decorate(function: Callable[[], None]) -> Group:
+        return click.group(name, cls=Group, **attributes)(global_options(function))
 
     return decorate
 

@@ -18,7 +18,7 @@ from personalpeft.errors import Busy, InvalidInput, PersonalPeftError
 from personalpeft_app import session
 from personalpeft_app.error_output import report_error
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, Group, command, global_options
+from personalpeft_app.options import GlobalOptions, command, group
 from personalpeft_app.output import emit, format_json, format_table, format_time, info, printable
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ _LEASE_SECONDS = 5.0
 _MAX_ENTRIES = 12
 
 
-@click.group(
+@group(
     "daemon",
-    cls=Group,
-    no_args_is_help=True,
     examples=(
         "daemon run",
         "daemon status",
@@ -44,7 +42,6 @@ _MAX_ENTRIES = 12
     ),
     renamed={"once": "run-once"},
 )
-@global_options
 def daemon() -> None:
     """Learn on a schedule, while the machine is idle.
 

@@ -14,7 +14,7 @@ from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
 from personalpeft.types import Revision, Signal
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options, option
+from personalpeft_app.options import GlobalOptions, command, flag, group, option
 from personalpeft_app.output import emit, format_table, format_time, info
 
 _BASE = "(the base)"
@@ -212,10 +212,9 @@ def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool)
         info(common, "There was no activity in this time.")
 
 
-@click.group(
+@group(
     "memory",
-    cls=Group,
-    invoke_without_command=True,
+    default="list",
     examples=(
         "memory",
         'memory edit s_01m7yhn42w "My dog is called Crumpet."',
@@ -223,15 +222,11 @@ def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool)
     ),
     renamed={"remove": "retract"},
 )
-@global_options
-@click.pass_context
-def memory(ctx: click.Context) -> None:
+def memory() -> None:
     """List, edit or retract rules and facts.
 
     Without a command it lists them.
     """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(memory_list)
 
 
 @command("list", examples=("memory list", "memory list --json"))

@@ -15,7 +15,7 @@ import click
 from personalpeft import host
 from personalpeft.errors import CardError, PersonalPeftError
 from personalpeft.formatting import to_json
-from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options
+from personalpeft_app.options import GlobalOptions, command, flag, group
 from personalpeft_app.output import emit, format_table, info, to_one_line
 
 if TYPE_CHECKING:
@@ -26,21 +26,16 @@ _TEMPLATE_LIMIT = 1 << 20
 _GIB = 1 << 30
 
 
-@click.group(
+@group(
     "models",
-    cls=Group,
-    invoke_without_command=True,
+    default="list",
     examples=("models", "models add", "models add ~/models/Qwen3-0.6B-Q8_0.gguf"),
 )
-@global_options
-@click.pass_context
-def models(ctx: click.Context) -> None:
+def models() -> None:
     """List the bases that --base can name, or add one.
 
     Without a command it lists them.
     """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(models_list)
 
 
 @command("list", examples=("models list", "models list --json"))

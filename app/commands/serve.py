@@ -14,7 +14,7 @@ import click
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, Group, command, flag, global_options, option
+from personalpeft_app.options import GlobalOptions, command, flag, group, option
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
@@ -258,10 +258,9 @@ def _log(common: GlobalOptions) -> None:
     logger.propagate = False
 
 
-@click.group(
+@group(
     "api-key",
-    cls=Group,
-    invoke_without_command=True,
+    default="list",
     examples=(
         "api-key",
         "api-key make --user ada",
@@ -269,15 +268,11 @@ def _log(common: GlobalOptions) -> None:
         "api-key revoke 5f0c",
     ),
 )
-@global_options
-@click.pass_context
-def api_key(ctx: click.Context) -> None:
+def api_key() -> None:
     """List, create or revoke API keys.
 
     Without a command it lists them.
     """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(api_key_list)
 
 
 @command("list", examples=("api-key list", "api-key list --json"))

@@ -32,22 +32,19 @@ from benchmarks.result import emit_result
 from personalpeft_app.options import (
     Function,
     GlobalOptions,
-    Group,
     command,
-    global_options,
+    group,
     option,
 )
 from personalpeft_app.output import format_table
 from personalpeft_app.progress import Display
 
 
-@click.group(
+@group(
     "bench",
-    cls=Group,
     examples=("personalpeft bench style", "personalpeft bench catalog --users 10000 --json"),
     renamed={"publish": "promote"},
 )
-@global_options
 def bench() -> None:
     """Measure on this machine what the documentation promises.
 

@@ -10,7 +10,7 @@ import click
 
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, Group, command, global_options, option
+from personalpeft_app.options import GlobalOptions, command, group, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 from personalpeft_world_model.environment import Outcome, State
@@ -32,12 +32,10 @@ _FILES = click.argument(
 )
 
 
-@click.group(
+@group(
     "world",
-    cls=Group,
     examples=("world record games.jsonl --game coin --games 100", "world learn coin games.jsonl"),
 )
-@global_options
 def world() -> None:
     """Teach a layer what an environment does next, and check actions with it.
 
