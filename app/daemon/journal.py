@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 TASK = "daemon"
 """The name of the daemon's lease and of its note."""
@@ -92,7 +94,7 @@ class ReportWindow:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The daemon's journal.
+    """The daemon's journal. Its methods return a changed one.
 
     Attributes:
         started: By user, learns without a recorded end.
@@ -120,16 +122,15 @@ class Journal:
         *,
         user: str = "",
         seconds: float = 0.0,
-        outcome: Outcome = Outcome.DONE,
-        resumed: bool = False,
+        **result: Any,
     ) -> Self:
-        """Return the journal with one more entry."""
+        """Add an entry. ``result`` has further fields of ``LogEntry``."""
         time, text = at.isoformat(timespec="seconds"), message[:MAX_MESSAGE]
-        entry = LogEntry(time, kind, user, text, round(seconds, 1), outcome, resumed)
+        entry = LogEntry(time, kind, user, text, round(seconds, 1), **result)
         return replace(self, entries=(*self.entries, entry)[-_MAX_ENTRIES:])
 
     def start(self, user: str, keys: tuple[str, ...]) -> Self:
-        """Return the journal with a learn started; counted up if the same one was cut off."""
+        """Record the start of a learn; counted up if the same one was cut off."""
         keys = keys[:_MAX_KEYS]
         before = self.started.get(user)
         times = before.times + 1 if before is not None and before.keys == keys else 1
@@ -137,14 +138,11 @@ class Journal:
         return replace(self, started=dict(list(started.items())[-_MAX_STARTED:]))
 
     def finish(self, user: str) -> Self:
-        """Return the journal without that user's started learn."""
-        return replace(
-            self, started={name: each for name, each in self.started.items() if name != user}
-        )
+        return replace(self, started=_without(self.started, user))
 
     def futile(self, user: str, keys: tuple[str, ...]) -> Self:
-        """Return the journal with these as the user's reasons that lead to no further learn."""
-        attempts = {name: each for name, each in self.attempts.items() if name != user}
+        """Set the user's reasons that lead to no further learn."""
+        attempts = _without(self.attempts, user)
         if keys:
             attempts[user] = keys[-_MAX_KEYS:]
         while sum(map(len, attempts.values())) > _MAX_ALL_KEYS:
@@ -156,22 +154,18 @@ class Journal:
         return self.spent.get(local_day(now, zone), 0.0)
 
     def add_time(self, day: str, seconds: float) -> Self:
-        """Return the journal with seconds of learning added to a day."""
         spent = {**self.spent, day: self.spent.get(day, 0.0) + max(0.0, seconds)}
         # In order of first use, not by date: a clock can be wrong.
         return replace(self, spent={name: spent[name] for name in list(spent)[-_MAX_DAYS:]})
 
     def record_task(self, kind: TaskKind, key: str) -> Self:
-        """Return the journal with a task done for a moment."""
-        failed = {name: each for name, each in self.failed.items() if name != kind}
-        return replace(self, tasks={**self.tasks, kind: key}, failed=failed)
+        tasks, failed = {**self.tasks, kind: key}, _without(self.failed, kind)
+        return replace(self, tasks=tasks, failed=failed)
 
     def fail_task(self, kind: TaskKind, failure: FailedTask) -> Self:
-        """Return the journal with a failed try of a task."""
         return replace(self, failed={**self.failed, kind: failure})
 
     def record_report(self, window: ReportWindow) -> Self:
-        """Return the journal with this as the last report."""
         return replace(self, last_report=window)
 
     def as_text(self) -> str:
@@ -180,6 +174,10 @@ class Journal:
 
 
 _ADAPTER = TypeAdapter(Journal)
+
+
+def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
+    return {each: value for each, value in mapping.items() if each != name}
 
 
 def local_day(now: datetime, zone: tzinfo) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
 from personalpeft.formatting import pluralize
@@ -145,12 +145,9 @@ def next_occurrence(at: time, now: datetime, zone: tzinfo) -> datetime:
 
 def _occurrences(at: time, now: datetime, zone: tzinfo) -> list[datetime]:
     today = now.astimezone(zone).date()
-    return [_moment(today + timedelta(days=days), at, zone) for days in range(-2, 3)]
-
-
-def _moment(day: date, at: time, zone: tzinfo) -> datetime:
+    days = (today + timedelta(days=number) for number in range(-2, 3))
     # fold=0 is the first of two moments, and in a gap the one by the clock before it.
-    return datetime.combine(day, at, zone).replace(fold=0).astimezone(UTC)
+    return [datetime.combine(day, at, zone).replace(fold=0).astimezone(UTC) for day in days]
 
 
 def _due(settings: Settings, host: HostState, backlog: Pending) -> str:

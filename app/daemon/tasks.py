@@ -6,7 +6,6 @@ anew. So an old report holds no forgotten text, and its undo command works now.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -20,10 +19,7 @@ from personalpeft_app.daemon.settings import Settings
 def run_task(kind: TaskKind, runtime: Runtime, settings: Settings, window: ReportWindow) -> str:
     """Run a task and return its result in a line, empty if it changed nothing.
 
-    Raises what the runtime raises.
-
-    Args:
-        window: What a report is about.
+    ``window`` is what a report is about. Raises what the runtime raises.
     """
     match kind:
         case TaskKind.PROBATION:
@@ -35,7 +31,8 @@ def run_task(kind: TaskKind, runtime: Runtime, settings: Settings, window: Repor
             count = garbage.blobs + garbage.parts + garbage.sessions
             return f"{count} unused files deleted, {garbage.bytes:,} bytes" if count else ""
         case TaskKind.REPORT:
-            line = format_line(runtime.activity_summaries(window.since, window.until))
+            summaries = runtime.activity_summaries(window.since, window.until)
+            line = "; ".join(map(_format_summary, summaries))
             return f"{line}. Read it: personalpeft daemon report" if line else ""
 
 
@@ -74,12 +71,8 @@ def next_window(last: ReportWindow | None, now: datetime) -> ReportWindow:
     return ReportWindow(last.until if last and follows else now - timedelta(days=1), now)
 
 
-def format_line(report: Sequence[ActivitySummary]) -> str:
-    """Return the report in one line, without any text of a user; empty for an empty report."""
-    return "; ".join(map(_format_summary, report))
-
-
 def _format_summary(summary: ActivitySummary) -> str:
+    """Return a user's part of the report, without any text of the user."""
     ends = [f"{report.layer} {report.outcome.text}" for report in summary.reports]
     turns = pluralize(summary.turns, "turn")
     signals = pluralize(sum(summary.signals.values()), "signal")

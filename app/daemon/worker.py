@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict
-from datetime import datetime, tzinfo
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from personalpeft import (
@@ -89,7 +89,6 @@ class Worker:
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM,
         sensors: Callable[[], MachineReading] | None = None,
-        zone: tzinfo | None = None,
     ) -> None:
         self._runtime = runtime
         self._open_learning = open_learning
@@ -97,7 +96,6 @@ class Worker:
         self._stopping = stopping
         self._clock = clock
         self._sensors = sensors or Machine().read
-        self._zone = zone
         self._backlogs = BacklogCache()
         self._settings = Settings()
         # By what failed, the last fault: the same one is logged once, not every minute.
@@ -146,7 +144,7 @@ class Worker:
     @property
     def spent(self) -> float:
         """The seconds of learning that today's budget has lost."""
-        return self.journal.spent_on(self._clock.now(), self._time_zone())
+        return self.journal.spent_on(self._clock.now(), self._settings.time_zone())
 
     def _decide(self) -> Decision:
         attempts = self.journal.attempts
@@ -156,7 +154,8 @@ class Worker:
             if user not in self._busy and not self._is_postponed(user)
         ]
         now, served = self._clock.now(), self._runtime.maintenance.last_activity()
-        host = HostState(now, self._time_zone(), **asdict(self._sensors()), served=served)
+        zone = self._settings.time_zone()
+        host = HostState(now, zone, **asdict(self._sensors()), served=served)
         return plan(self._settings, host, backlogs, self.journal)
 
     def _postpone(self, user: str, error: PersonalPeftError) -> None:
@@ -168,9 +167,6 @@ class Worker:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
         failed = self._postponed.get(user)
         return failed is not None and abs(self._clock.now() - failed) < RETRY
-
-    def _time_zone(self) -> tzinfo:
-        return self._zone or self._settings.time_zone()
 
     def _read_settings(self) -> None:
         try:
@@ -257,8 +253,7 @@ class Worker:
         if message and task.kind is TaskKind.REPORT:
             journal = journal.record_report(window)
         if message:
-            seconds = self._clock.timer() - began
-            self._log(journal, task.kind, message, seconds=seconds)
+            self._log(journal, task.kind, message, seconds=self._clock.timer() - began)
         else:
             self._save_journal(journal)
 
@@ -301,16 +296,12 @@ class BacklogCache:
         if self._reads % _FULL_READ_EVERY == 0:
             self._pending = {}
         for summary in runtime.iter_users():
-            if not summary.signals:
-                continue
             before = self._pending.get(summary.id)
             if before is not None and before[0] == summary:
                 now[summary.id] = before
-                continue
-            try:
-                now[summary.id] = summary, runtime.user(summary.id, create=False).pending()
-            except NotFound:  # The user was deleted after the page was read.
-                continue
+            elif summary.signals:
+                with suppress(NotFound):  # The user was deleted after the page was read.
+                    now[summary.id] = summary, runtime.user(summary.id, create=False).pending()
         self._pending = now
         return {user: pending for user, (_, pending) in now.items() if pending.triggers}
 
@@ -326,17 +317,15 @@ class _HostMonitor:
         self.unplugged = False
         self._worker = worker
         self._hot = False
-        self._day = local_day(worker._clock.now(), worker._time_zone())
+        self._day = local_day(worker._clock.now(), worker._settings.time_zone())
         self._probed: float | None = None
         self._began = self._recorded = worker._clock.timer()
 
     def cancelled(self) -> bool:
-        """Return whether the learn is to stop."""
         self._probe()
         return self._worker._stopping() or self.unplugged
 
     def paused(self) -> bool:
-        """Return whether the learn is to wait."""
         self._probe()
         served = self._worker._runtime.maintenance.last_activity()
         return self._hot or (served is not None and abs(self._worker._clock.now() - served) < QUIET)
