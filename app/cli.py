@@ -15,11 +15,10 @@ from personalpeft.errors import PluginError
 from personalpeft.extras import extra_required
 from personalpeft.plugins import COMMANDS, Plugins
 from personalpeft.settings import resolve
-from personalpeft_app.commands.ask import ask
-from personalpeft_app.commands.chat import chat, tui
-from personalpeft_app.commands.compare import compare
+from personalpeft_app.commands.chat import ask, chat, tui
 from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.feedback_cmds import (
+    compare,
     feedback,
     remember,
     retract,

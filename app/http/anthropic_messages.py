@@ -128,7 +128,6 @@ class MessageBody(CountBody, GenerationBody):
 
 
 def blueprint(models: Models) -> Blueprint:
-    """Return the routes."""
     routes = Blueprint("anthropic_messages", __name__)
 
     @routes.post("/v1/messages")

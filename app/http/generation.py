@@ -248,7 +248,6 @@ def sse_response(
 
 
 def format_event(value: Any, name: str = "") -> str:
-    """Return one server-sent event."""
     # JSON is written without line ends, so one line of data holds it.
     data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"

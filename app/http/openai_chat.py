@@ -140,7 +140,6 @@ class CompletionBody(_Body):
 
 
 def blueprint(models: Models) -> Blueprint:
-    """Return the routes."""
     routes = Blueprint("openai_chat", __name__)
 
     @routes.post("/v1/chat/completions")

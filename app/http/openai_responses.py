@@ -125,7 +125,6 @@ class ResponseBody(OpenAIBody):
 
 
 def blueprint(models: Models) -> Blueprint:
-    """Return the route."""
     routes = Blueprint("openai_responses", __name__)
 
     @routes.post("/v1/responses")

@@ -30,7 +30,6 @@ class EmbeddingBody(Body):
 
 
 def blueprint(runtime: Runtime, models: Models) -> Blueprint:
-    """Return the routes."""
     routes = Blueprint("openai_rest", __name__)
 
     @routes.get("/v1/models")
