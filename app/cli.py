@@ -220,5 +220,4 @@ cli.add_section(
 
 
 def main() -> None:
-    """Run the command line."""
     cli.main()

@@ -88,7 +88,6 @@ class _Demo:
         self._user = user
 
     def run(self) -> dict[str, Any]:
-        """Run all steps in order."""
         results = self._remember()
         before = self._ask_all("Asking before")
         self._correct()

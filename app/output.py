@@ -74,7 +74,6 @@ def supports_color() -> bool:
 
 
 def to_one_line(text: str) -> str:
-    """Return the text on one line."""
     return " ".join(text.split())
 
 
@@ -107,9 +106,8 @@ def format_table(
 
     lines = []
     for row in grid:
-        cells = [fit(cell, width) for cell, width in zip(row, widths, strict=True)]
-        padded = [
-            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
+        cells = (
+            set_cell_size(fit(cell, width), width) for cell, width in zip(row, widths, strict=True)
+        )
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

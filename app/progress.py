@@ -12,7 +12,7 @@ from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import supports_color
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 # Work that ends sooner shows nothing.
 _DELAY = 0.7
@@ -31,7 +31,6 @@ class Display:
         self._lock = threading.Lock()
         self._open = False
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._timer: threading.Timer | None = None
         self._stage = ""
         self._done = 0.0
@@ -47,7 +46,7 @@ class Display:
                 self._timer.cancel()
             if self._bar is not None:
                 self._bar.stop()
-            self._timer = self._bar = self._task = None
+            self._timer = self._bar = None
             self._stage = ""
 
     def __call__(self, stage: str, done: float) -> None:
@@ -59,8 +58,8 @@ class Display:
             if not self._terminal:
                 if new:
                     click.echo(f"{stage} ...", err=True)
-            elif self._bar is not None and self._task is not None:
-                self._draw(self._bar, self._task, new)
+            elif self._bar is not None:
+                self._draw(self._bar, new)
             elif self._timer is None:
                 self._timer = threading.Timer(_DELAY, self._begin)
                 self._timer.daemon = True
@@ -75,7 +74,8 @@ class Display:
         else:
             click.echo(text, err=True)
 
-    def _draw(self, bar: Progress, task: TaskID, new: bool) -> None:
+    def _draw(self, bar: Progress, new: bool) -> None:
+        (task,) = bar.task_ids
         if new:
             bar.reset(task)
         # Without any progress the duration is unknown: the bar pulses, without a share.
@@ -103,6 +103,6 @@ class Display:
                 TimeElapsedColumn(),
             )
             self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task(self._stage, total=None, share="")
-            self._draw(self._bar, self._task, False)
+            self._bar.add_task(self._stage, total=None, share="")
+            self._draw(self._bar, False)
             self._bar.start()

@@ -180,7 +180,6 @@ def _describe(model: LocalModel) -> str:
 
 
 def _ask(common: GlobalOptions, model: LocalModel) -> str:
-    """Return the model's reply to one question."""
     import personalpeft
     from personalpeft.base_models.model_card import write_card
 

@@ -167,8 +167,9 @@ def serve(
         api = ApiV1(runtime)
         codes = SignInCodes(runtime.api_keys)
         limiter = limiter_of(runtime)
-        plugins = ["tinker"] if tinker else []
-        extensions = [runtime.http_extension(name, security.plugin_host()) for name in plugins]
+        extensions = []
+        if tinker:
+            extensions.append(runtime.http_extension("tinker", security.plugin_host()))
         app = make_app(
             runtime,
             owner=common.user_id(),
@@ -190,33 +191,26 @@ def serve(
             choice = runtime.backend_choice()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
-        emit(
-            common,
-            {
-                "url": url,
-                "admin_key_file": _admin_key_file(runtime),
-                "admin_key_created": created,
-                "backend": choice.name,
-                "backend_reason": choice.reason,
-                "max_batch": choice.max_batch,
-            },
-            url,
-            renamed=_RENAMED,
-        )
-        sys.stdout.flush()
-        info(
-            common, f"Backend: {choice}." + (_FEW if choice.reason is ChoiceReason.FEW_ROWS else "")
-        )
         key_file = _admin_key_file(runtime)
+        data = {
+            "url": url,
+            "admin_key_file": key_file,
+            "admin_key_created": created,
+            "backend": choice.name,
+            "backend_reason": choice.reason,
+            "max_batch": choice.max_batch,
+        }
+        emit(common, data, url, renamed=_RENAMED)
+        sys.stdout.flush()
+        few = _FEW if choice.reason is ChoiceReason.FEW_ROWS else ""
+        info(common, f"Backend: {choice}.{few}")
         where = f"is in {key_file}" if key_file else "is made by: personalpeft api-key make"
         info(common, f"The API key {where}. Ctrl-C stops.")
         # A service's output is stored, and a secret has no place there.
         if sys.stderr.isatty():
-            link = _link(url, address, codes.issue(common.user_id()))
-            minutes = SECONDS // 60
-            info(
-                common, f"Sign in as {common.user_id()}, once and within {minutes} minutes: {link}"
-            )
+            user, minutes = common.user_id(), SECONDS // 60
+            link = _link(url, address, codes.issue(user))
+            info(common, f"Sign in as {user}, once and within {minutes} minutes: {link}")
 
         def close() -> None:
             for extension in extensions:

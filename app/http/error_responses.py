@@ -136,7 +136,8 @@ def describe_error(
         name, text, hint = type(error).__name__, error.description or error.name, ""
         if "description" not in vars(error):  # Raised by the routing.
             text, hint = _NO_ROUTE.get(error.code or 500, (text, hint))
-            if error.code == 404 and _is_route(f"/v1{request.path}"):
+            routes = current_app.create_url_adapter(request)
+            if error.code == 404 and routes and routes.test(f"/v1{request.path}", request.method):
                 hint = f"Did you mean /v1{request.path}? Add /v1 to the base URL."
                 # Client libraries show the message alone.
                 text = f"{text} {hint}"
@@ -161,11 +162,6 @@ def describe_error(
         message = message.replace(folder, "of this server")
         hint = hint.replace(folder, "of this server")
     return status, ErrorDetails(kind.__name__, message, hint)
-
-
-def _is_route(path: str) -> bool:
-    adapter = current_app.create_url_adapter(request)
-    return adapter is not None and adapter.test(path, request.method)
 
 
 def _body(status: int, details: ErrorDetails, error: Exception, path: str) -> dict[str, Any]:

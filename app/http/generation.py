@@ -67,7 +67,6 @@ class GenerationBody(Body):
 
 
 def text_of(content: Content) -> str:
-    """Return a text, or the joined texts of parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

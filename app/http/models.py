@@ -55,12 +55,11 @@ class Models:
         user = self._user(whose)
         if not revision:
             return Model(name, user, {})
-        try:
-            known = next(each.id for each in user.revisions() if each.id.startswith(revision))
-        except StopIteration:
+        known = next((each.id for each in user.revisions() if each.id.startswith(revision)), None)
+        if known is None:
             raise UnknownModel(
                 f"{user.id} has no revision of that name. GET /v1/models lists them."
-            ) from None
+            )
         return Model(name, user, {"revision": known})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
@@ -86,7 +85,6 @@ class Models:
 
     @property
     def base(self) -> Base:
-        """The open base."""
         return self._runtime.base()
 
     @property
@@ -97,12 +95,12 @@ class Models:
     def _user(self, name: str) -> User:
         try:
             check_user_id(name)
-            if not caller().may_act_for(name):
-                raise UnknownModel(_unknown(name))
-            # Only the caller's own user is created on first use: a typo creates none.
-            return self._runtime.user(name, create=name == self._default_user)
+            if caller().may_act_for(name):
+                # Only the caller's own user is created on first use: a typo creates none.
+                return self._runtime.user(name, create=name == self._default_user)
         except (InvalidId, NotFound):
-            raise UnknownModel(_unknown(name)) from None
+            pass
+        raise UnknownModel(_unknown(name))
 
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
@@ -126,15 +124,13 @@ class Models:
                 yield name, since
 
     def _names_of(self, user: str) -> list[tuple[str, int]]:
-        """Return the names of a user who may be unknown. Raises ``InvalidParameter``."""
-        names = [(user, 0)]
+        """Return the names of a user who may be unknown; none for an invalid id."""
         try:
-            names += _of_revisions(self._runtime.user(user, create=False))
+            return [(user, 0), *_of_revisions(self._runtime.user(user, create=False))]
         except InvalidId:
-            raise _unknown_after() from None
+            return []
         except NotFound:
-            pass
-        return names
+            return [(user, 0)]
 
     def _users_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the users after ``after`` by id, each before their revisions."""
@@ -164,14 +160,10 @@ def _following(names: list[tuple[str, int]], after: str | None) -> list[tuple[st
         return names
     known = [name for name, _ in names]
     if after not in known:
-        raise _unknown_after()
+        raise InvalidParameter(
+            "after must be the name of a model. Start with the first page.", "after"
+        )
     return names[known.index(after) + 1 :]
-
-
-def _unknown_after() -> InvalidParameter:
-    return InvalidParameter(
-        "after must be the name of a model. Start with the first page.", "after"
-    )
 
 
 def _unknown(name: str) -> str:

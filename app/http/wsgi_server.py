@@ -282,7 +282,6 @@ class _Server(WSGIServer):
 
 
 def _is_disconnected(connection: socket.socket) -> bool:
-    """Return whether the client has closed the connection."""
     try:
         return _is_readable(connection, 0) and not connection.recv(1, socket.MSG_PEEK)
     except (OSError, ValueError):

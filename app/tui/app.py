@@ -177,7 +177,6 @@ class Tui(OrderedKeyInput):
             self._model.focus_tabs()
 
     def action_open(self, tab: str) -> None:
-        """Show a tab of the model."""
         self._make_room(self._list)
         self._model.open(tab)
 
@@ -234,7 +233,6 @@ class Tui(OrderedKeyInput):
     # The program
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Yield what the command palette lists."""
         for title, about, action in COMMANDS:
             yield SystemCommand(title, about, partial(self.run_action, action))
 

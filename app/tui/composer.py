@@ -75,7 +75,6 @@ class Composer(TextArea):
         return True
 
     def unsent(self) -> list[str]:
-        """Return all drafts."""
         drafts = {**self._drafts, self._draft_key(self._key, self.mode): self.text}
         return [text.strip() for text in drafts.values() if text.strip()]
 
@@ -95,19 +94,17 @@ class Composer(TextArea):
             self.move_cursor(self.document.end)
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":
-            event.prevent_default()
-            event.stop()
-            if self.text.strip():
-                self.post_message(self.Sent(self._key, self.mode, self.text.strip()))
-        elif event.key in _NEW_LINE:
-            event.prevent_default()
-            event.stop()
-            self.insert("\n")
-        elif event.key == "up" and not self.text:
-            event.prevent_default()
-            event.stop()
+        leaves = event.key == "up" and not self.text
+        if not leaves and event.key not in ("enter", *_NEW_LINE):
+            return
+        event.prevent_default()
+        event.stop()
+        if leaves:
             await self.run_action("app.read")
+        elif event.key in _NEW_LINE:
+            self.insert("\n")
+        elif self.text.strip():
+            self.post_message(self.Sent(self._key, self.mode, self.text.strip()))
 
     def action_copy(self) -> None:
         """Copy the selection. Without one, Ctrl-C interrupts as everywhere in a terminal."""

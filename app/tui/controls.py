@@ -33,7 +33,6 @@ class RowList(OptionList):
 
     @property
     def chosen(self) -> Row:
-        """The highlighted row, or an empty one."""
         at = self.highlighted
         return self._rows[at] if at is not None and at < len(self._rows) else (Content(), None)
 
@@ -135,7 +134,6 @@ class WeightControl(Widget, can_focus=True):
         self.weight = layer.weight
 
     def show(self, layer: Layer) -> None:
-        """Show the layer as it is now."""
         self._layer, self.weight = layer, layer.weight
         self.refresh()
 

@@ -46,7 +46,6 @@ class Exchange:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the exchange no longer changes by itself."""
         return self.status in ("done", "stopped", "failed")
 
 
@@ -62,51 +61,48 @@ class ConversationRow:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The exchanges of one conversation. ``id`` is None until the ledger has a turn of it."""
+    """The exchanges of one conversation. ``id`` is None until the ledger has a turn of it.
+
+    ``ask``, ``retry``, ``put``, ``change``, ``without`` and ``update`` return a changed one.
+    """
 
     id: str | None = None
     exchanges: tuple[Exchange, ...] = ()
 
     @property
     def last(self) -> Exchange | None:
-        """The newest exchange."""
         return self.exchanges[-1] if self.exchanges else None
 
     @property
     def is_finished(self) -> bool:
-        """Whether no exchange waits or streams in."""
         return all(each.is_finished for each in self.exchanges)
 
     def get(self, number: int | None) -> Exchange | None:
-        """Return the exchange of a number, or None."""
         return next((each for each in self.exchanges if each.number == number), None)
 
     def ask(self, prompt: str) -> Conversation:
-        """Return the conversation with one more waiting prompt."""
         return self._with((*self.exchanges, Exchange(self._next_number(), prompt)))
 
     def retry(self, exchange: Exchange) -> Conversation:
-        """Return the conversation with the prompt of an exchange waiting again, in its place."""
+        """Let the prompt of an exchange wait again, in its place."""
         replaced = exchange if exchange.turn is not None else None
         return self.put(Exchange(exchange.number, exchange.prompt, replaced=replaced))
 
     def put(self, exchange: Exchange) -> Conversation:
-        """Return the conversation with an exchange in place of the one of the same number."""
         return self._with(
             exchange if each.number == exchange.number else each for each in self.exchanges
         )
 
     def change(self, number: int, **changes: Any) -> Conversation:
-        """Return the conversation with changes to one exchange, if it is still there."""
+        """Change one exchange, if it is still there."""
         exchange = self.get(number)
         return self if exchange is None else self.put(replace(exchange, **changes))
 
     def without(self, number: int) -> Conversation:
-        """Return the conversation without an exchange."""
         return self._with(each for each in self.exchanges if each.number != number)
 
     def update(self, recorded: RecordedConversation | None) -> Conversation:
-        """Return the conversation as the ledger has it, then the prompts that the ledger lacks."""
+        """Take what the ledger has, then the prompts that the ledger lacks."""
         numbers = {each.turn: each.number for each in self.exchanges if each.turn is not None}
         following = self._next_number()
         unrecorded = (each for each in self.exchanges if each.turn is None)

@@ -62,7 +62,6 @@ class ConversationPane(Vertical):
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation that is shown."""
         return self._open[self.key]
 
     @property
@@ -135,7 +134,6 @@ class ConversationPane(Vertical):
 
     @work
     async def refresh_conversations(self) -> None:
-        """Read the conversations again."""
         with errors_shown(self):
             await self._refresh()
 
@@ -241,7 +239,6 @@ class ConversationPane(Vertical):
         return task is not None
 
     def stop_all(self) -> None:
-        """Stop all replies."""
         for task in self._tasks.values():
             task.stop()
 
@@ -309,7 +306,6 @@ class ConversationPane(Vertical):
     # The selected reply
 
     def focus_replies(self) -> None:
-        """Focus the replies."""
         if self.conversation.exchanges:
             self._transcript.focus()
 
@@ -394,7 +390,6 @@ class ConversationPane(Vertical):
             self.draw()
 
     def leave_editor(self) -> None:
-        """Close the editor and focus the replies."""
         self.close_editor()
         self.focus_replies()
 

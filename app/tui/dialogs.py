@@ -64,7 +64,6 @@ class TextDialog(Dialog[None]):
 
 
 def keys_help() -> TextDialog:
-    """Return the help on F1."""
     widest = max(len(key.press) for keys in KEYS.values() for key in keys)
     parts: list[tuple[str, str]] = []
     for where, keys in KEYS.items():

@@ -115,7 +115,6 @@ class ModelPane(Vertical):
 
     @property
     def tasks(self) -> list[TaskHandle]:
-        """What runs now."""
         tasks = (self.load_task, self.learn_task, self.compare_task, self.forget_task)
         return [each for each in tasks if each is not None]
 
@@ -134,7 +133,6 @@ class ModelPane(Vertical):
 
     @work
     async def load(self) -> None:
-        """Load the model."""
         with errors_shown(self):
             try:
                 await self._session.call(self._session.load)
@@ -162,7 +160,6 @@ class ModelPane(Vertical):
 
     @work
     async def refresh_state(self) -> None:
-        """Read the state of the model again."""
         await self._refresh()
 
     async def _refresh(self) -> None:
@@ -207,13 +204,11 @@ class ModelPane(Vertical):
         return self.query_one(TabbedContent).active.removesuffix("-tab")
 
     def open(self, tab: str) -> None:
-        """Show a tab."""
         self.display = True
         self._activate(tab)
         self._explain()
 
     def focus_tabs(self) -> None:
-        """Focus the row of tabs."""
         self.query_one("Tabs").focus()
 
     def _activate(self, tab: str) -> None:
@@ -391,8 +386,7 @@ class ModelPane(Vertical):
         await self._refresh()
 
     def on_weight_control_weight_changed(self, event: WeightControl.WeightChanged) -> None:
-        set_weight = partial(self._user.set_weight, event.layer, event.weight)
-        self._change(event.layer, set_weight)
+        self._change(event.layer, partial(self._user.set_weight, event.layer, event.weight))
 
     def on_revision_list_revision_action(self, event: RevisionList.RevisionAction) -> None:
         if event.compare:
@@ -444,18 +438,13 @@ class ModelPane(Vertical):
         with errors_shown(self):
             allowed = not self.state.training
             await self._session.call(self._user.set_training, allowed)
-            show_note(
-                self,
-                "New feedback is trained on."
-                if allowed
-                else "New feedback is not trained on; rules and facts still act in the prompt.",
-            )
+            withheld = "New feedback is not trained on; rules and facts still act in the prompt."
+            show_note(self, "New feedback is trained on." if allowed else withheld)
         await self._refresh()
 
     # The report
 
     def read_report(self) -> None:
-        """Show the whole last report."""
         if self.state.report is None:
             show_note(self, "There is no report yet.")
         else:

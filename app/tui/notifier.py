@@ -15,7 +15,6 @@ _NOTE_SECONDS, _ERROR_SECONDS = 4, 10
 
 
 def show_note(node: DOMNode, text: str) -> None:
-    """Show one line."""
     node.app.notify(printable(text), markup=False, timeout=_NOTE_SECONDS)
 
 

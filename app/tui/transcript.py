@@ -209,7 +209,6 @@ class Transcript(VerticalScroll):
             )
 
     def scroll_to_exchange(self, number: int) -> None:
-        """Scroll an exchange into view."""
         for view in self.query(ExchangeView):
             if view.number == number:
                 self.scroll_to_widget(view, animate=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -46,7 +47,6 @@ class TaskHandle:
         self.stage, self.done = stage, done
 
     def cancelled(self) -> bool:
-        """Return whether the task was asked to end."""
         return self.stopped
 
 
@@ -149,10 +149,8 @@ class UserSession:
             return None
         conversations = {}
         for each in open_ids:
-            try:
+            with suppress(NotFound):
                 conversations[each] = self.user.conversation(each)
-            except NotFound:
-                continue
         summaries = self.user.conversations(_MAX_CONVERSATIONS)
         return ChatState(summaries, conversations, version)
 
@@ -167,8 +165,7 @@ class UserSession:
             except BaseMismatch as error:
                 problem = describe_error(error)
             except PersonalPeftError:
-                # The base is missing. Loading has reported that.
-                stack = None
+                pass  # The base is missing. Loading has reported that.
         pending = user.pending()
         return ModelState(
             layers=user.layers(),
@@ -184,5 +181,4 @@ class UserSession:
 
 
 def describe_error(error: PersonalPeftError) -> str:
-    """Return the message and the hint."""
     return f"{error.message}\n{error.hint}".strip()

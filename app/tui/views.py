@@ -58,7 +58,6 @@ def placeholder(exchange: Exchange, *, loaded: bool) -> Content:
 
 
 def feedback(exchange: Exchange) -> Content:
-    """Return the feedback on a reply."""
     parts: list[tuple[str, str]] = []
     if exchange.status == "stopped":
         parts.append(("■ stopped", DIM))
@@ -110,7 +109,6 @@ def conversation(row: ConversationRow, *, shown: bool) -> Row:
 
 
 def layer(each: Layer, width: int) -> Content:
-    """Return the name of a layer and its head."""
     head = each.head.rpartition("@")[2] if each.head else "the bare base"
     room = max(1, width - len(each.name) - len(each.scope) - len(head) - 2)
     return Content.assemble(

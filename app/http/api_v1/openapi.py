@@ -28,7 +28,6 @@ GUARDED = {
 
 
 def document(version: str) -> dict[str, Any]:
-    """Return the whole document."""
     described, definitions = described_types()
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:

@@ -32,7 +32,6 @@ class RequestModel(BaseModel):
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a type."""
     return TypeAdapter(kind)
 
 
