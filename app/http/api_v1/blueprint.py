@@ -20,7 +20,6 @@ from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime, file_system
 from personalpeft.archive import ExportSummary
-from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
 from personalpeft.learning.options import not_cancelled
@@ -49,11 +48,11 @@ _PIECE = 2**16
 class ApiV1:
     """The API over an open runtime, as a ``blueprint`` of ``make_app``. Close it before that."""
 
-    def __init__(self, runtime: Runtime, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         folders = (runtime.settings.home, runtime.settings.cache)
-        self.jobs = Jobs(clock, lambda error: describe_error(error, folders, "a job")[1])
-        self._ephemeral = EphemeralState(clock)
+        self.jobs = Jobs(lambda error: describe_error(error, folders, "a job")[1])
+        self._ephemeral = EphemeralState()
         self._job_streams = stream_quota_of(runtime)
         self.blueprint = Blueprint("api_v1", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from personalpeft.chat.compare import Comparison
-from personalpeft.clock import Clock
+from personalpeft.clock import SYSTEM
 from personalpeft.errors import NotFound
 from personalpeft.ids import new_id
 
@@ -22,8 +22,7 @@ MAX_PER_USER = 32
 class EphemeralState:
     """The streams and comparisons of one server."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, str], threading.Event] = {}
         self._comparisons: dict[tuple[str, str], Comparison] = {}
@@ -31,7 +30,7 @@ class EphemeralState:
     @contextmanager
     def stream(self, user: str) -> Iterator[tuple[str, threading.Event]]:
         """Yield a name for a stream, and the event that stopping it sets."""
-        key, stop = (user, self._id("r")), threading.Event()
+        key, stop = (user, _new_id("r")), threading.Event()
         with self._lock:
             self._streams[key] = stop
         try:
@@ -50,7 +49,7 @@ class EphemeralState:
 
     def add_comparison(self, user: str, comparison: Comparison) -> str:
         """Store a comparison of a user and return its id."""
-        name = self._id("c")
+        name = _new_id("c")
         with self._lock:
             own = [key for key in self._comparisons if key[0] == user]
             for key in own[: max(0, len(own) - MAX_PER_USER + 1)]:
@@ -77,5 +76,6 @@ class EphemeralState:
             for key in [key for key in self._comparisons if key[0] == user]:
                 del self._comparisons[key]
 
-    def _id(self, prefix: str) -> str:
-        return new_id(prefix, self._clock.now(), self._clock.entropy)
+
+def _new_id(prefix: str) -> str:
+    return new_id(prefix, SYSTEM.now(), SYSTEM.entropy)

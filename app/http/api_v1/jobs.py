@@ -16,10 +16,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
-from personalpeft.clock import Clock
+from personalpeft.clock import SYSTEM
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import Busy, Cancelled, NotFound
 from personalpeft.ids import new_id
@@ -46,15 +45,14 @@ _RESULT_FIELDS: Mapping[type, str] = {
 class _Entry:
     job: Job
     stop: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
+    thread: threading.Thread = field(init=False)
 
 
 class Jobs:
     """The jobs of one server."""
 
-    def __init__(self, clock: Clock, describe: Callable[[BaseException], ErrorDetails]) -> None:
+    def __init__(self, describe: Callable[[BaseException], ErrorDetails]) -> None:
         """Make the jobs. ``describe`` returns the details of an error that a client may see."""
-        self._clock = clock
         self._describe = describe
         self._changed = threading.Condition()
         self._entries: dict[str, _Entry] = {}
@@ -86,8 +84,8 @@ class Jobs:
                     hint="Start this one later.",
                     retry_after=30,
                 )
-            now = self._clock.now()
-            name = new_id("j", now, self._clock.entropy)
+            now = SYSTEM.now()
+            name = new_id("j", now, SYSTEM.entropy)
             job = Job(name, user, kind, "running", "", 0.0, now, users=users)
             entry = self._entries[job.id] = _Entry(job)
             entry.thread = threading.Thread(
@@ -132,7 +130,8 @@ class Jobs:
         while not seen.over:
             with self._changed:
                 changed = self._changed.wait_for(
-                    partial(_has_changed, entry, seen), timeout=heartbeat
+                    lambda: entry.job is not seen,  # noqa: B023 - it is called here alone
+                    timeout=heartbeat,
                 )
                 seen = entry.job
             yield seen if changed else None
@@ -158,10 +157,9 @@ class Jobs:
         self.stop()
         with self._changed:
             entries = [entry for entry in self._entries.values() if not entry.job.over]
-        ends = self._clock.timer() + timeout
+        ends = SYSTEM.timer() + timeout
         for entry in entries:
-            if entry.thread is not None:
-                entry.thread.join(max(0.0, ends - self._clock.timer()))
+            entry.thread.join(max(0.0, ends - SYSTEM.timer()))
 
     def _run(self, entry: _Entry, work: Work) -> None:
         def progress(stage: str, done: float) -> None:
@@ -184,7 +182,7 @@ class Jobs:
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
             end = {"state": state, "error": self._describe(reason)}
         with self._changed:
-            self._change(entry, replace(entry.job, ended_at=self._clock.now(), **end))
+            self._change(entry, replace(entry.job, ended_at=SYSTEM.now(), **end))
 
     def _change(self, entry: _Entry, job: Job) -> None:
         if job != entry.job:
@@ -204,7 +202,3 @@ class Jobs:
         over = [job_id for job_id, entry in self._entries.items() if entry.job.over]
         for job_id in over[: max(0, len(self._entries) - MOST_KEPT)]:
             del self._entries[job_id]
-
-
-def _has_changed(entry: _Entry, seen: Job) -> bool:
-    return entry.job is not seen
