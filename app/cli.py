@@ -69,7 +69,7 @@ from personalpeft_app.error_output import (
     print_error,
     report_exception,
 )
-from personalpeft_app.options import PROGRAM, GlobalOptions, Group, global_options
+from personalpeft_app.options import PROGRAM, GlobalOptions, Group
 
 PLUGIN_COMMANDS_TITLE = "Of installed plugins"
 
@@ -167,7 +167,6 @@ class Cli(Group):
     },
 )
 @click.version_option(None, "--version", "-V", package_name=PROGRAM, message="%(prog)s %(version)s")
-@global_options
 def cli() -> None:
     """A personal model: ask it, correct it, let it learn from that, and undo what you do not like.
 

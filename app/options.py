@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -83,26 +83,68 @@ GLOBAL_OPTIONS_TITLE = "Options of every command, before or after its name"
 
 
 class _GlobalOption(click.Option):
-    """An option of every command. Help lists it apart from the command's own."""
+    """An option of every command, whose value goes to the context's ``GlobalOptions``.
+
+    Help lists it apart from the command's own.
+    """
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        super().__init__(names, expose_value=False, callback=_note, default=None, **attributes)
+
+
+def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    if value is not None and option.name is not None:
+        setattr(ctx.ensure_object(GlobalOptions), option.name, value)
+
+
+_GLOBAL_OPTIONS = (
+    _GlobalOption(
+        "--user",
+        metavar="ID",
+        help=f"The user.  [default: {USER}, else your login name]",
+    ),
+    _GlobalOption(
+        "--home",
+        metavar="FOLDER",
+        help="The folder of all data.  [default: PERSONALPEFT_HOME, else the platform's data folder]",
+    ),
+    _GlobalOption(
+        "--base",
+        metavar="NAME|PATH",
+        help="The base: a name that models lists, a card or a model's folder."
+        f"  [default: {BASE}, else {personalpeft.DEFAULT_BASE}]",
+    ),
+    _GlobalOption(
+        "--backend",
+        metavar="NAME",
+        help="What runs the base: torch, for many users; llamacpp, for one; vllm, on the server of"
+        " PERSONALPEFT_VLLM_URL; or fake for tests.  [default: auto, llamacpp or torch]",
+    ),
+    _GlobalOption("--json", is_flag=True, help="Print data and errors as JSON."),
+    _GlobalOption("--quiet", "-q", is_flag=True, help="No progress and no notes."),
+)
 
 
 class _Help(click.Command):
-    """A command whose help ends with examples, and whose former names work for one release.
+    """A command with the global options, whose help ends with examples.
 
     Args:
         examples: Command lines to show at the end of the help, without the program's name. One that
             begins with "$ " is a line of the shell.
-        renamed: Former names of options, or of a group's commands, and the current ones.
+        renamed: Former names of options, or of a group's commands, which work for one release, and
+            the current ones.
+        params: The command's own parameters.
     """
 
     def __init__(
         self,
-        *args: Any,
+        *,
         examples: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
+        params: Sequence[click.Parameter] = (),
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(params=[*_GLOBAL_OPTIONS, *params], **kwargs)
         self.examples = tuple(map(_whole_line, examples))
         self.renamed = dict(renamed or {})
 
@@ -179,8 +221,7 @@ class _Help(click.Command):
             # Arguments are left out, because the text above explains them.
             if record is not None and isinstance(parameter, click.Option):
                 (common if isinstance(parameter, _GlobalOption) else own).append(record)
-        common_title = GLOBAL_OPTIONS_TITLE
-        for title, records in (("Options", own), (common_title, common)):
+        for title, records in (("Options", own), (GLOBAL_OPTIONS_TITLE, common)):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
@@ -202,8 +243,8 @@ class Command(_Help):
     # So that this class reports those that are too many.
     allow_extra_args = True
 
-    def __init__(self, *args: Any, surplus: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, surplus: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.surplus = surplus
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -223,8 +264,8 @@ class Group(_Help, click.Group):
 
     command_class = Command
 
-    def __init__(self, *args: Any, default: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, invoke_without_command=bool(default), **kwargs)
+    def __init__(self, *, default: str = "", **kwargs: Any) -> None:
+        super().__init__(invoke_without_command=bool(default), **kwargs)
         self._default = default
         self._sections: dict[str, list[str]] = {}
 
@@ -264,66 +305,13 @@ class Group(_Help, click.Group):
                 formatter.write_dl(rows)
 
 
-def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-    common = ctx.ensure_object(GlobalOptions)
-    if value is not None and option.name is not None:
-        setattr(common, option.name, value)
-
-
-_common = partial(click.option, cls=_GlobalOption, expose_value=False, callback=_note, default=None)
-
-
-def global_options(function: Function) -> Function:
-    """Add the options of every command. Their values go to the context's ``GlobalOptions``."""
-    for option in reversed(
-        (
-            _common(
-                "--user",
-                metavar="ID",
-                help=f"The user.  [default: {USER}, else your login name]",
-            ),
-            _common(
-                "--home",
-                metavar="FOLDER",
-                help="The folder of all data."
-                "  [default: PERSONALPEFT_HOME, else the platform's data folder]",
-            ),
-            _common(
-                "--base",
-                metavar="NAME|PATH",
-                help="The base: a name that models lists, a card or a model's folder."
-                f"  [default: {BASE}, else {personalpeft.DEFAULT_BASE}]",
-            ),
-            _common(
-                "--backend",
-                metavar="NAME",
-                help="What runs the base: torch, for many users; llamacpp, for one; vllm, on the server of"
-                " PERSONALPEFT_VLLM_URL; or fake for tests.  [default: auto, llamacpp or torch]",
-            ),
-            _common("--json", is_flag=True, help="Print data and errors as JSON."),
-            _common("--quiet", "-q", is_flag=True, help="No progress and no notes."),
-        )
-    ):
-        function = option(function)
-    return function
-
-
 def command(name: str, *, examples: Sequence[str], **attributes: Any) -> Decorator:
     """Make a ``Command`` of a function whose first argument is the global options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         make = click.command(name, cls=Command, examples=examples, **attributes)
-        result: click.Command = make(global_options(click.pass_obj(function)))
+        result: click.Command = make(click.pass_obj(function))
         return result
-
-    return decorate
-
-
-def group(name: str, **attributes: Any) -> Callable[[Callable[[], None]], Group]:
-    """Make a ``Group`` of a function without a body, whose docstring is the help."""
-
-    def decorate(function: Callable[[], None]) -> Group:
-        return click.group(name, cls=Group, **attributes)(global_options(function))
 
     return decorate
 

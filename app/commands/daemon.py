@@ -18,7 +18,7 @@ from personalpeft.errors import Busy, InvalidInput, PersonalPeftError
 from personalpeft_app import session
 from personalpeft_app.error_output import report_error
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, group
+from personalpeft_app.options import GlobalOptions, Group, command
 from personalpeft_app.output import emit, format_json, format_table, format_time, info, printable
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ _LEASE_SECONDS = 5.0
 _MAX_ENTRIES = 12
 
 
-@group(
+@click.group(
     "daemon",
+    cls=Group,
     examples=(
         "daemon run",
         "daemon status",

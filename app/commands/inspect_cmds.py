@@ -14,7 +14,7 @@ from personalpeft.ids import LAST
 from personalpeft.learning.report import signal_text
 from personalpeft.types import Revision, Signal
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command, flag, group, option
+from personalpeft_app.options import GlobalOptions, Group, command, flag, option
 from personalpeft_app.output import emit, format_table, format_time, info
 
 _BASE = "(the base)"
@@ -212,8 +212,9 @@ def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool)
         info(common, "There was no activity in this time.")
 
 
-@group(
+@click.group(
     "memory",
+    cls=Group,
     default="list",
     examples=(
         "memory",

@@ -15,7 +15,7 @@ import click
 from personalpeft import host
 from personalpeft.errors import CardError, PersonalPeftError
 from personalpeft.formatting import to_json
-from personalpeft_app.options import GlobalOptions, command, flag, group
+from personalpeft_app.options import GlobalOptions, Group, command, flag
 from personalpeft_app.output import emit, format_table, info, to_one_line
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ _TEMPLATE_LIMIT = 1 << 20
 _GIB = 1 << 30
 
 
-@group(
+@click.group(
     "models",
+    cls=Group,
     default="list",
     examples=("models", "models add", "models add ~/models/Qwen3-0.6B-Q8_0.gguf"),
 )

@@ -14,7 +14,7 @@ import click
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, flag, group, option
+from personalpeft_app.options import GlobalOptions, Group, command, flag, option
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
@@ -252,8 +252,9 @@ def _log(common: GlobalOptions) -> None:
     logger.propagate = False
 
 
-@group(
+@click.group(
     "api-key",
+    cls=Group,
     default="list",
     examples=(
         "api-key",

@@ -32,16 +32,17 @@ from benchmarks.result import emit_result
 from personalpeft_app.options import (
     Function,
     GlobalOptions,
+    Group,
     command,
-    group,
     option,
 )
 from personalpeft_app.output import format_table
 from personalpeft_app.progress import Display
 
 
-@group(
+@click.group(
     "bench",
+    cls=Group,
     examples=("personalpeft bench style", "personalpeft bench catalog --users 10000 --json"),
     renamed={"publish": "promote"},
 )

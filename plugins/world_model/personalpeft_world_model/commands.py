@@ -10,7 +10,7 @@ import click
 
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, command, group, option
+from personalpeft_app.options import GlobalOptions, Group, command, option
 from personalpeft_app.output import emit, format_table, info
 from personalpeft_app.progress import Display
 from personalpeft_world_model.environment import Outcome, State
@@ -32,8 +32,9 @@ _FILES = click.argument(
 )
 
 
-@group(
+@click.group(
     "world",
+    cls=Group,
     examples=("world record games.jsonl --game coin --games 100", "world learn coin games.jsonl"),
 )
 def world() -> None:
