@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -109,7 +108,7 @@ def turns(common: GlobalOptions, limit: int) -> None:
     data, rows = [], []
     for turn in newest:
         feedback = [signal for signal in signals if signal.turn == turn.id]
-        kinds = ", ".join(f"{kind}" for kind in Counter(str(signal.kind) for signal in feedback))
+        kinds = ", ".join(dict.fromkeys(str(signal.kind) for signal in feedback))
         prompt = turn.messages[-1].content
         data.append({**to_json(turn), "signals": to_json(feedback)})
         rows.append((turn.id, format_time(turn.at), kinds or "-", prompt, turn.reply))
