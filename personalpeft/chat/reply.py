@@ -93,39 +93,20 @@ class Stream(Iterator[str]):
     forgets something meanwhile, the turn is not recorded and the end of the stream raises
     ``Forgotten``.
 
-    Args:
+    Attributes:
         turn_id: The id of the turn, which is recorded at the end of the reply.
-        outputs: The engine's chunks of one request.
         stack: The adapters that serve the request.
         prompt_tokens: Tokens that the model reads first, with rules, facts and examples.
-        record: Appends the turn to the ledger and returns the reply as it was recorded.
-        on_chunk: Called with each chunk that arrives.
-        decode: Turns tokens into text, if log-probs were requested.
-        tool_format: How the base writes tool calls.
     """
 
-    def __init__(
-        self,
-        turn_id: str,
-        outputs: OutputStream,
-        stack: Stack,
-        prompt_tokens: int,
-        record: Callable[[Reply], Reply],
-        on_chunk: Callable[[], None] = lambda: None,
-        decode: Callable[[Sequence[int]], str] | None = None,
-        tool_format: ToolFormat = ToolFormat.HERMES,
-    ) -> None:
-        self._outputs = outputs
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
         self._lock = threading.RLock()
-        self.turn_id = turn_id
-        self.stack = stack
-        self.prompt_tokens = prompt_tokens
-        self._reader = _Reader(
-            turn_id, outputs, stack, prompt_tokens, record, on_chunk, decode, tool_format
-        )
+        self.turn_id, self.stack = reader.turn_id, reader.stack
+        self.prompt_tokens = reader.prompt_tokens
         # It holds no reference to the stream. In a cycle a stream that its reader left would wait
         # for the garbage collector, which may record the turn inside another thread's transaction.
-        self._text = self._reader.run()
+        self._text = reader.run()
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +131,7 @@ class Stream(Iterator[str]):
 
         Raises what the first piece would raise.
         """
-        self._outputs.begin()
+        self._reader.outputs.begin()
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
@@ -162,7 +143,7 @@ class Stream(Iterator[str]):
 
         Called from another thread than the reader's, it waits for the reader's current piece.
         """
-        self._outputs.close()
+        self._reader.outputs.close()
         if self._reader.is_forked:
             return
         with self._lock:
@@ -186,13 +167,22 @@ class Stream(Iterator[str]):
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Reads the chunks of a reply and records it. The arguments are those of ``Stream``."""
+class ReplyReader:
+    """Reads the chunks of a reply and records it.
+
+    Attributes:
+        turn_id: The id of the turn.
+        outputs: The engine's chunks of one request.
+        stack: The adapters that serve the request.
+        record: Appends the turn to the ledger and returns the reply as it was recorded.
+        on_chunk: Called with each chunk that arrives.
+        decode: Turns tokens into text, if log-probs were requested.
+        tool_format: How the base writes tool calls.
+    """
 
     turn_id: str
     outputs: OutputStream
     stack: Stack
-    prompt_tokens: int
     record: Callable[[Reply], Reply]
     on_chunk: Callable[[], None]
     decode: Callable[[Sequence[int]], str] | None
@@ -202,6 +192,10 @@ class _Reader:
     reply: Reply | None = None
     forgotten: Forgotten | None = None
     pid: int = field(default_factory=os.getpid)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.outputs.prompts[0])
 
     @property
     def is_forked(self) -> bool:

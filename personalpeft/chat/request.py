@@ -13,7 +13,7 @@ from personalpeft.chat.conversation import (
     read_conversation,
 )
 from personalpeft.chat.implicit_feedback import classify_message
-from personalpeft.chat.reply import Reply, Stream
+from personalpeft.chat.reply import Reply, ReplyReader, Stream
 from personalpeft.engine.engine import Request
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import InvalidInput, PersonalPeftError, PromptTooLong
@@ -101,16 +101,16 @@ def start_stream(
             dropped_messages=dropped,
         )
 
-    stream = Stream(
+    reader = ReplyReader(
         turn_id,
         outputs,
         stack,
-        len(outputs.prompts[0]),
         record,
         _activity_marker(services),
         engine.backend.decode if chat.logprobs else None,
         services.base.tool_format,
     )
+    stream = Stream(reader)
     services.streams.add(stream)
     return stream
 
