@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from personalpeft.adapters.safe_io import format_error
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Matrix, ScaledLoRA
 from personalpeft.adapters.validate import is_finite, shorten
 from personalpeft.errors import AdapterError, InvalidInput
@@ -79,9 +78,8 @@ def _to_half(matrix: Matrix) -> Matrix:
 
 def overflow_error(name: str) -> AdapterError:
     """Return the error for a projection whose factor exceeds float32."""
-    return format_error(
-        "the stack",
-        f"{name} times scaling and weight is too large for float32.",
+    return AdapterError(
+        f"the stack: {name} times scaling and weight is too large for float32.",
         hint="Lower a weight, or roll a layer back.",
     )
 
@@ -90,9 +88,8 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
     for adapter in adapters[1:]:
         first = adapters[0].manifest
         if adapter.manifest.base != first.base:
-            raise format_error(
-                f"layer {adapter.manifest.layer}",
-                f"is for base {shorten(adapter.manifest.base)}, "
+            raise AdapterError(
+                f"layer {adapter.manifest.layer}: is for base {shorten(adapter.manifest.base)}, "
                 f"layer {first.layer} is for {shorten(first.base)}.",
                 hint="Stack only layers that were built on one base.",
             )
@@ -106,9 +103,8 @@ def _scaled_loras(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[Sc
     }
     if len(sizes) != 1:
         layers = ", ".join(part.manifest.layer for part, _ in adapting)
-        raise format_error(
-            f"layers {layers}",
-            f"{name} has different sizes in them.",
+        raise AdapterError(
+            f"layers {layers}: {name} has different sizes in them.",
             hint="Stack only layers of one base.",
         )
     return tuple(

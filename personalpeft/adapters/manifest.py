@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from personalpeft.adapters.safe_io import DAMAGED, format_error, parse_json, safe_repr
+from personalpeft.adapters.safe_io import DAMAGED, Fault, parse_json, safe_repr
 from personalpeft.adapters.types import RANK_LIMIT, Manifest
 from personalpeft.types import canonical_json
 
@@ -23,52 +23,47 @@ _HINTS = {
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def manifest_from_json(value: Any, *, source: str) -> Manifest:
-    """Return the manifest that strictly parsed JSON describes."""
+def manifest_from_json(value: Any) -> Manifest:
+    """Return the manifest that strictly parsed JSON describes. Raises ``Fault``."""
     if not isinstance(value, dict):
-        raise format_error(source, "the manifest is not a JSON object.")
+        raise Fault("the manifest is not a JSON object.")
     if wrong := sorted(value.keys() ^ {field.name for field in fields(Manifest)}):
-        raise format_error(source, f"the manifest lacks or does not know {safe_repr(wrong)}.")
+        raise Fault(f"the manifest lacks or does not know {safe_repr(wrong)}.")
     try:
         # JSON, since in Python pydantic's strict mode takes no list for a tuple.
         return _MANIFEST.validate_json(canonical_json(value))
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise format_error(
-            source,
-            f"the manifest's {name} is {safe_repr(value[name])}.",
-            hint=_HINTS.get(name, DAMAGED),
+        raise Fault(
+            f"the manifest's {name} is {safe_repr(value[name])}.", hint=_HINTS.get(name, DAMAGED)
         ) from None
 
 
-def check_format(value: Any, *, source: str, what: str) -> None:
+def check_format(value: Any, *, what: str) -> None:
     """Check that a format version is the one that this code reads.
 
     Args:
         value: The version.
-        source: The file, for errors.
         what: The part of the file that has the version, for errors.
     """
     if type(value) is int and value > FORMAT:
-        raise format_error(
-            source,
+        raise Fault(
             f"{what} has format {safe_repr(value)}; this version reads up to {FORMAT}.",
             hint="Update personalpeft to read it.",
         )
     if type(value) is not int or value != FORMAT:
-        raise format_error(source, f"{what} must have format {FORMAT}, got {safe_repr(value)}.")
+        raise Fault(f"{what} must have format {FORMAT}, got {safe_repr(value)}.")
 
 
-def canonical_manifest(manifest: Manifest, *, source: str) -> dict[str, Any]:
-    """Return the manifest as plain values that can be read back."""
+def canonical_manifest(manifest: Manifest) -> dict[str, Any]:
+    """Return the manifest as plain values that can be read back. Raises ``Fault``."""
     try:
         text = canonical_json({**asdict(manifest), "scaling": float(manifest.scaling)})
     except (TypeError, ValueError, RecursionError) as error:
-        raise format_error(
-            source,
+        raise Fault(
             f"the manifest cannot be written as JSON ({error}).",
             hint="A recipe holds JSON values only: text, finite numbers, booleans, lists, objects.",
         ) from error
-    value = parse_json(text, source=source, what="the manifest", depth=_DEPTH_LIMIT)
-    manifest_from_json(value, source=source)
+    value = parse_json(text, what="the manifest", depth=_DEPTH_LIMIT)
+    manifest_from_json(value)
     return dict(value)

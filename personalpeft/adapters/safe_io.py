@@ -24,15 +24,20 @@ _MEMORY_FACTOR, _BYTES_A_SECOND = 8, 1 << 22
 DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
-def format_error(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
-    """Return an error about a file.
+class Fault(AdapterError):
+    """What is wrong with a file, as the rest of a sentence that ``naming`` begins."""
 
-    Args:
-        source: The file.
-        what: The rest of the sentence.
-        hint: What to do.
-    """
-    return AdapterError(f"{source}: {what}", hint=hint)
+    def __init__(self, message: str, *, hint: str = DAMAGED) -> None:
+        super().__init__(message, hint=hint)
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Raise ``AdapterError`` with the name of a file for a ``Fault`` inside."""
+    try:
+        yield
+    except Fault as fault:
+        raise AdapterError(f"{source}: {fault.message}", hint=fault.hint) from fault
 
 
 def safe_repr(value: object) -> str:
@@ -43,23 +48,22 @@ def safe_repr(value: object) -> str:
 
 def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
     """Read a regular file of at most ``limit`` bytes."""
-    source = str(path)
-    try:
-        # Checked before opening: opening a named pipe without a writer blocks.
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise format_error(source, "is not a plain file.", hint="Give the path of a file.")
-        if status.st_size > limit:
-            raise format_error(source, f"has {status.st_size} bytes; at most {limit} are read.")
-        with path.open("rb") as file:
-            return file.read(status.st_size)
-    except AdapterError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise format_error(
-            source, f"cannot be read: {reason}.", hint="Check the path and who may read it."
-        ) from error
+    with naming(path):
+        try:
+            # Checked before opening: opening a named pipe without a writer blocks.
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise Fault("is not a plain file.", hint="Give the path of a file.")
+            if status.st_size > limit:
+                raise Fault(f"has {status.st_size} bytes; at most {limit} are read.")
+            with path.open("rb") as file:
+                return file.read(status.st_size)
+        except Fault:
+            raise
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            hint = "Check the path and who may read it."
+            raise Fault(f"cannot be read: {reason}.", hint=hint) from error
 
 
 class CheckedFiles:
@@ -78,7 +82,7 @@ class CheckedFiles:
         data = read_file(path, limit=limit)
         digest = self.digests[str(path)] = hashlib.sha256(data).hexdigest()
         if self._checked is not None and self._checked.get(str(path)) != digest:
-            raise format_error(str(path), "changed while it was read.", hint="Import it again.")
+            raise AdapterError(f"{path}: changed while it was read.", hint="Import it again.")
         return data
 
 
@@ -105,45 +109,35 @@ def check_adapter_files(reader: str, path: Path) -> CheckedFiles:
     return CheckedFiles(run_reader(reader, arguments, limits, source=str(path), error=AdapterError))
 
 
-def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
+def parse_json(data: bytes | str, *, what: str, depth: int = DEPTH_LIMIT) -> Any:
     """Parse strict JSON (RFC 8259).
 
     Args:
         data: The JSON; bytes are UTF-8.
-        source: The file, for errors.
-        what: What the JSON is in the file, for errors.
+        what: What the JSON is in its file, for errors.
         depth: How deep values may be nested.
 
     Raises:
-        AdapterError: It is not strict JSON, has a key twice, or is nested too deeply.
+        Fault: It is not strict JSON, has a key twice, or is nested too deeply.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = parse_strict_json(text, unique_keys=True)
         _check_plain(value, depth)
     except UnicodeError as error:
-        raise format_error(source, f"{what} is not UTF-8.") from error
+        raise Fault(f"{what} is not UTF-8.") from error
     except RecursionError as error:
-        raise format_error(source, f"{what} is nested too deeply.") from error
+        raise Fault(f"{what} is nested too deeply.") from error
     except ValueError as error:
-        raise format_error(source, f"{what} is not valid JSON ({error}).") from error
+        raise Fault(f"{what} is not valid JSON ({error}).") from error
     return value
 
 
-def parse_object(data: bytes | str, *, source: str, what: str) -> dict[str, Any]:
-    """Parse a strict JSON object.
-
-    Args:
-        data: The JSON; bytes are UTF-8.
-        source: The file, for errors.
-        what: What the JSON is in the file, for errors.
-
-    Raises:
-        AdapterError: As for ``parse_json``, or it is no object.
-    """
-    value = parse_json(data, source=source, what=what)
+def parse_object(data: bytes | str, *, what: str) -> dict[str, Any]:
+    """Parse a strict JSON object. Raises ``Fault`` as ``parse_json``, and if it is no object."""
+    value = parse_json(data, what=what)
     if not isinstance(value, dict):
-        raise format_error(source, f"{what} is not a JSON object.")
+        raise Fault(f"{what} is not a JSON object.")
     return value
 
 

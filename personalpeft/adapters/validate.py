@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from personalpeft.adapters.safe_io import format_error, safe_repr
+from personalpeft.adapters.safe_io import Fault, safe_repr
 from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Matrix
 from personalpeft.errors import suggest_nearest
 from personalpeft.types import Architecture
@@ -25,7 +25,6 @@ _OTHER_BASE = (
 def check_adapter(
     adapter: Adapter,
     *,
-    source: str,
     architecture: Architecture | None = None,
     base: str | None = None,
     numbers: bool = True,
@@ -34,35 +33,30 @@ def check_adapter(
 
     Args:
         adapter: The adapter.
-        source: What error messages call it.
         architecture: The shapes that it must fit, if any.
         base: Digest of the base that it must be for, if any.
         numbers: Whether to check that all numbers are finite.
 
     Raises:
-        AdapterError: A check failed.
+        Fault: A check failed.
     """
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
-        raise format_error(
-            source,
+        raise Fault(
             f"was built for base {shorten(manifest.base)}, the base in use is {shorten(base)}.",
             hint=_OTHER_BASE,
         )
-    blocks, rank = _check_weights(adapter.weights, source, numbers=numbers)
+    blocks, rank = _check_weights(adapter.weights, numbers=numbers)
     if manifest.rank != rank:
-        raise format_error(
-            source, f"the manifest says rank {manifest.rank}, the tensors have {rank}."
-        )
+        raise Fault(f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if set(manifest.targets) != set(adapter.weights) or len(manifest.targets) != len(
         adapter.weights
     ):
-        raise format_error(
-            source,
-            f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ.",
+        raise Fault(
+            f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ."
         )
     if architecture is not None:
-        _check_architecture(adapter.weights, blocks, architecture, source)
+        _check_architecture(adapter.weights, blocks, architecture)
 
 
 def is_finite(matrix: Matrix) -> bool:
@@ -79,20 +73,18 @@ def shorten(digest: str) -> str:
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def projection_size(name: str, architecture: Architecture, source: str) -> tuple[int, int]:
+def projection_size(name: str, architecture: Architecture) -> tuple[int, int]:
     """Return the inputs and outputs of a projection of the base.
 
     Args:
         name: The projection.
         architecture: The shapes of the base.
-        source: The file, for the error.
 
     Raises:
-        AdapterError: The base has no such projection.
+        Fault: The base has no such projection.
     """
     if name not in architecture.projections:
-        raise format_error(
-            source,
+        raise Fault(
             f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) does not have.",
             hint=suggest_nearest(
                 name, architecture.projections, what="projection that can be adapted"
@@ -102,28 +94,26 @@ def projection_size(name: str, architecture: Architecture, source: str) -> tuple
 
 
 def stack_blocks(
-    halves: Mapping[tuple[str, str], Mapping[int, Matrix]], blocks: int, source: str
+    halves: Mapping[tuple[str, str], Mapping[int, Matrix]], blocks: int
 ) -> dict[str, LoRAWeights]:
     """Stack matrices over the blocks of the model.
 
     Args:
         halves: The matrices by projection and half ("A" or "B"), then by block.
         blocks: How many blocks the model has. Each must have both halves of each projection.
-        source: The file, for errors.
     """
 
     def stack(projection: str, half: str) -> Matrix:
         matrices = halves.get((projection, half), {})
         missing = next((block for block in range(blocks) if block not in matrices), None)
         if missing is not None:
-            raise format_error(
-                source,
+            raise Fault(
                 f"lora_{half} of {projection} is missing in block {missing}.",
                 hint="Adapters must adapt the same projections in every block.",
             )
         if len({matrix.shape for matrix in matrices.values()}) != 1 or matrices[0].ndim != 2:
-            raise format_error(
-                source, f"lora_{half} of {projection} is no matrix of the same size in every block."
+            raise Fault(
+                f"lora_{half} of {projection} is no matrix of the same size in every block."
             )
         stacked = np.stack([matrices[block] for block in range(blocks)])
         stacked.flags.writeable = False
@@ -133,64 +123,48 @@ def stack_blocks(
     return {name: LoRAWeights(stack(name, "A"), stack(name, "B")) for name in projections}
 
 
-def _check_weights(
-    weights: Mapping[str, LoRAWeights], source: str, *, numbers: bool
-) -> tuple[int, int]:
+def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tuple[int, int]:
     """Return (blocks, rank)."""
     if not weights:
-        raise format_error(source, "has no projections.")
+        raise Fault("has no projections.")
     first = next(iter(weights.values())).a
     shared = first.shape[:2]
     for name, pair in weights.items():
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
-            raise format_error(source, f"{safe_repr(name)} cannot be the name of a projection.")
+            raise Fault(f"{safe_repr(name)} cannot be the name of a projection.")
         for half, matrix in (("A", pair.a), ("B", pair.b)):
-            _check_matrix(matrix, f"{name}.{half}", source, numbers=numbers)
+            _check_matrix(matrix, f"{name}.{half}", numbers=numbers)
         blocks, rank, _ = pair.a.shape
         if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
-            raise format_error(
-                source,
-                f"A and B of {name} do not match: {pair.a.shape} and {pair.b.shape}.",
-            )
+            raise Fault(f"A and B of {name} do not match: {pair.a.shape} and {pair.b.shape}.")
         if (blocks, rank) != shared:
-            raise format_error(
-                source,
-                f"{name} has (blocks, rank) {(blocks, rank)}, others have {shared}.",
-            )
+            raise Fault(f"{name} has (blocks, rank) {(blocks, rank)}, others have {shared}.")
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
-            raise format_error(
-                source,
-                f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.",
-            )
+            raise Fault(f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.")
     return first.shape[0], first.shape[1]
 
 
-def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> None:
+def _check_matrix(matrix: Matrix, name: str, *, numbers: bool) -> None:
     if matrix.dtype not in (np.float16, np.float32) or matrix.ndim != 3 or matrix.size == 0:
         wanted = "float16 or float32 [blocks, rows, columns]"
-        raise format_error(
-            source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}."
-        )
+        raise Fault(f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}.")
     if numbers and not is_finite(matrix):
         hint = "The training that made it has diverged, or the file is damaged; build it again."
-        raise format_error(source, f"{name} holds NaN or infinity.", hint=hint)
+        raise Fault(f"{name} holds NaN or infinity.", hint=hint)
 
 
 def _check_architecture(
-    weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture, source: str
+    weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture
 ) -> None:
     for name, pair in weights.items():
-        inputs, outputs = projection_size(name, architecture, source)
+        inputs, outputs = projection_size(name, architecture)
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
-            raise format_error(
-                source,
+            raise Fault(
                 f"{name} has {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, "
                 f"the base has {inputs} and {outputs}.",
                 hint=_OTHER_BASE,
             )
     if blocks != architecture.blocks:
-        raise format_error(
-            source,
-            f"is made for {blocks} blocks, the base has {architecture.blocks}.",
-            hint=_OTHER_BASE,
+        raise Fault(
+            f"is made for {blocks} blocks, the base has {architecture.blocks}.", hint=_OTHER_BASE
         )

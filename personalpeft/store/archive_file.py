@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from personalpeft.adapters.safe_io import parse_json
+from personalpeft.adapters.safe_io import naming, parse_json
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.formatting import to_json
 from personalpeft.store.user_export import Entry
@@ -192,7 +192,8 @@ def _read_index(archive: zipfile.ZipFile, kind: ArchiveFormat) -> dict[str, Any]
     if kind.index not in archive.namelist():
         raise kind.invalid(f"It has no {kind.index}.")
     data = _read_member(archive, kind, kind.index, None, _MAX_INDEX_BYTES)
-    index = parse_json(data, source=kind.index, what="index")
+    with naming(kind.index):
+        index = parse_json(data, what="index")
     # The version first: a newer file may have other keys, and must be called newer, not damaged.
     if not isinstance(index, dict) or index.get("format") != kind.name:
         raise kind.invalid(f"Its index does not name the format {kind.name}.")
@@ -233,7 +234,8 @@ def _decode_entries(ledger: bytes, kind: ArchiveFormat) -> tuple[Entry, ...]:
     for line in ledger.splitlines():
         if len(line) > _MAX_LINE_BYTES:
             raise kind.invalid("A line of its ledger is too long.")
-        entry = parse_json(line, source=LEDGER, what="a line")
+        with naming(LEDGER):
+            entry = parse_json(line, what="a line")
         if (
             not isinstance(entry, dict)
             or entry.keys() != Entry.__dataclass_fields__.keys()

@@ -28,15 +28,15 @@ from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import (
     DAMAGED,
     CheckedFiles,
+    Fault,
     check_adapter_files,
-    format_error,
+    naming,
     safe_repr,
 )
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, stack_blocks
-from personalpeft.base_models.gguf.header import Value, parse_header
+from personalpeft.base_models.gguf.header import GgufFault, Value, parse_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames
-from personalpeft.errors import AdapterError
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
 
@@ -110,72 +110,68 @@ def import_gguf_lora(
         AdapterError: The file is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
-    source = str(path)
     files = check_adapter_files(f"{__name__}:check_gguf_lora", path)
-    data = files.read(path)
-    metadata, tensors = read_gguf(data, source=source)
-    _check_digest(data, metadata, source)
-    del data
-    digest = canonical_digest(["gguf", files.digests[str(path)]])
-    alpha = _alpha(metadata, names, source)
-    unpadded = _stack_tensors(tensors, architecture, names, source)
-    for name, pair in unpadded.items():
-        # Check before ranks are padded. Padding can make a small file large.
-        manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
-        check_adapter(
-            Adapter(manifest, {name: pair}), source=source, architecture=architecture, numbers=False
-        )
-        if name in names.heads:
-            b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
-            unpadded[name] = LoRAWeights(pair.a, b)
-    weights, scaling = _pad_ranks(unpadded, alpha)
-    rank = next(iter(weights.values())).a.shape[1]
-    recipe = {"imported": "gguf", "rank": rank}
-    manifest = Manifest(base, layer, rank, scaling, tuple(sorted(weights)), recipe, digest)
-    adapter = Adapter(manifest, weights)
-    check_adapter(adapter, source=source, architecture=architecture, base=base)
+    with naming(path):
+        data = files.read(path)
+        metadata, tensors = read_gguf(data)
+        _check_digest(data, metadata)
+        del data
+        digest = canonical_digest(["gguf", files.digests[str(path)]])
+        alpha = _alpha(metadata, names)
+        unpadded = _stack_tensors(tensors, architecture, names)
+        for name, pair in unpadded.items():
+            # Check before ranks are padded. Padding can make a small file large.
+            manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
+            part = Adapter(manifest, {name: pair})
+            check_adapter(part, architecture=architecture, numbers=False)
+            if name in names.heads:
+                b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
+                unpadded[name] = LoRAWeights(pair.a, b)
+        weights, scaling = _pad_ranks(unpadded, alpha)
+        rank = next(iter(weights.values())).a.shape[1]
+        recipe = {"imported": "gguf", "rank": rank}
+        manifest = Manifest(base, layer, rank, scaling, tuple(sorted(weights)), recipe, digest)
+        adapter = Adapter(manifest, weights)
+        check_adapter(adapter, architecture=architecture, base=base)
     return adapter
 
 
 def check_gguf_lora(path: str) -> Mapping[str, str]:
     """Parse a GGUF file in a child of ``sandbox``, and return its digest."""
     files = CheckedFiles()
-    read_gguf(files.read(Path(path)), source=path)
+    with naming(path):
+        read_gguf(files.read(Path(path)))
     return files.digests
 
 
-def _check_digest(data: bytes, metadata: Mapping[str, object], source: str) -> None:
+def _check_digest(data: bytes, metadata: Mapping[str, object]) -> None:
     """Check the digest of an exported file, also where a byte of the digest's name was changed."""
     for key, value in metadata.items():
         if key.startswith(_DIGEST[:8]) or key.endswith(_DIGEST[8:]):
             stored = str(value).encode()
             rest = data.replace(stored, _NO_DIGEST.encode(), 1)
             if key != _DIGEST or hashlib.sha256(rest).hexdigest().encode() != stored:
-                raise format_error(source, "was changed since it was exported.")
+                raise Fault("was changed since it was exported.")
 
 
-def _alpha(metadata: Mapping[str, object], names: GgufNames, source: str) -> float:
+def _alpha(metadata: Mapping[str, object], names: GgufNames) -> float:
     """Check the file's metadata and return alpha, where 0 means a scaling of 1."""
     if (metadata.get("general.type"), metadata.get("adapter.type")) != ("adapter", "lora"):
-        raise format_error(
-            source, "is not a LoRA.", hint="Give a GGUF file that holds a LoRA adapter."
-        )
+        raise Fault("is not a LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
     if _ACTIVATED in metadata:
-        raise format_error(
-            source,
+        raise Fault(
             "is an activated LoRA (aLoRA), which cannot be imported.",
             hint="Train it again as plain LoRA.",
         )
     architecture = metadata.get("general.architecture")
     if architecture != names.architecture:
-        raise format_error(
-            source,
+        raise Fault(
             f"is for the architecture {safe_repr(architecture)}, the base is {names.architecture}.",
             hint="An adapter works only on the base it was built for.",
         )
     alpha = metadata.get(_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha < 0:
-        raise format_error(source, f"has an alpha of {safe_repr(alpha)}.")
+        raise Fault(f"has an alpha of {safe_repr(alpha)}.")
     return alpha
 
 
@@ -183,7 +179,6 @@ def _stack_tensors(
     tensors: Mapping[str, npt.NDArray[Any]],
     architecture: Architecture,
     names: GgufNames,
-    source: str,
 ) -> dict[str, LoRAWeights]:
     """Stack the file's tensors over the blocks. Every tensor must belong to a projection."""
     modules = {
@@ -195,15 +190,12 @@ def _stack_tensors(
     for name, tensor in tensors.items():
         match = _LORA.fullmatch(name)
         if match is None or match[1] not in modules:
-            raise format_error(
-                source,
-                f"adapts {safe_repr(name)}, which the base's card does not name.",
-            )
+            raise Fault(f"adapts {safe_repr(name)}, which the base's card does not name.")
         projection, block = modules[match[1]]
         halves.setdefault((projection, match[2].upper()), {})[block] = tensor
     if not halves:
-        raise format_error(source, "holds no tensors.")
-    return stack_blocks(halves, architecture.blocks, source)
+        raise Fault("holds no tensors.")
+    return stack_blocks(halves, architecture.blocks)
 
 
 def _pad_ranks(
@@ -220,25 +212,24 @@ def _pad_ranks(
     return padded, 1.0
 
 
-def read_gguf(data: bytes, *, source: str) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
-    """Return the metadata and the tensors in the bytes of a GGUF file."""
-
-    def fail(what: str, hint: str = DAMAGED) -> AdapterError:
-        return format_error(source, what, hint=hint)
-
-    header = parse_header(data, fail)
+def read_gguf(data: bytes) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
+    """Return the metadata and the tensors in the bytes of a GGUF file. Raises ``Fault``."""
+    try:
+        header = parse_header(data)
+    except GgufFault as fault:
+        raise Fault(str(fault), hint=fault.hint or DAMAGED) from fault
     start = header.begin
     arrays: dict[str, Matrix] = {}
     for name, info in header.tensors.items():
         if info.kind not in _FLOATS:
-            raise fail(
+            raise Fault(
                 f"tensor {safe_repr(name)} is of the kind {info.kind}, which may be quantised.",
-                "Adapters are read as F32, F16 or BF16; convert the file to one of them.",
+                hint="Adapters are read as F32, F16 or BF16; convert the file to one of them.",
             )
         dtype, width = _FLOATS[info.kind]
         # llama.cpp, too, loads only tensors that lie in the order of the header without gaps.
         if header.begin + info.offset != start:
-            raise fail(f"tensor {safe_repr(name)} does not lie behind the one before it.")
+            raise Fault(f"tensor {safe_repr(name)} does not lie behind the one before it.")
         end = start + math.prod(info.shape) * width
         # A slice copies, since the offset may not be aligned.
         arrays[name] = to_array(data[start:end], dtype, info.shape)

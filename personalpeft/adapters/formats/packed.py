@@ -9,6 +9,7 @@ Invariants: the same adapter gives the same bytes, and ``unpack`` reads whatever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
-from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
+from personalpeft.adapters.safe_io import Fault, naming, parse_object, safe_repr
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter
 from personalpeft.types import Architecture, canonical_json
 
@@ -33,38 +34,31 @@ _LITTLE = {2: "<f2", 4: "<f4"}
 
 def pack(adapter: Adapter) -> bytes:
     """Return the bytes of an adapter's file."""
-    source = f"adapter for {adapter.manifest.layer}"
-    about = {"format": FORMAT, "manifest": canonical_manifest(adapter.manifest, source=source)}
-    check_adapter(adapter, source=source)
-    halves = {
-        f"{name}.{half}": matrix
-        for name, p in adapter.weights.items()
-        for half, matrix in (("A", p.a), ("B", p.b))
-    }
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(about)}}
-    position = 0
-    for name in sorted(halves):
-        end = position + halves[name].nbytes
-        header[name] = {
-            "dtype": _DTYPES[halves[name].dtype.itemsize],
-            "shape": list(halves[name].shape),
-            "data_offsets": [position, end],
+    with naming(f"adapter for {adapter.manifest.layer}"):
+        about = {"format": FORMAT, "manifest": canonical_manifest(adapter.manifest)}
+        check_adapter(adapter)
+        halves = {
+            f"{name}.{half}": np.ascontiguousarray(matrix).astype(_LITTLE[matrix.dtype.itemsize])
+            for name, pair in adapter.weights.items()
+            for half, matrix in (("A", pair.a), ("B", pair.b))
         }
-        position = end
-    # Sorted keys put the tensors in the order of their offsets, which the reader requires.
-    text = canonical_json(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    if len(text) > HEADER_LIMIT:
-        raise format_error(
-            source,
-            f"its manifest is too long ({len(text)} bytes with the header).",
-            hint="Shorten the recipe.",
-        )
-    bodies = [
-        np.ascontiguousarray(halves[name]).astype(_LITTLE[halves[name].dtype.itemsize])
-        for name in sorted(halves)
-    ]
-    return b"".join([len(text).to_bytes(8, "little"), text, *(body.data for body in bodies)])
+        bodies = dict(sorted(halves.items()))
+        header: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(about)}}
+        end = 0
+        for name, body in bodies.items():
+            begin, end = end, end + body.nbytes
+            dtype, shape = _DTYPES[body.itemsize], list(body.shape)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        # Sorted keys put the tensors in the order of their offsets, which the reader requires.
+        text = canonical_json(header).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        if len(text) > HEADER_LIMIT:
+            raise Fault(
+                f"its manifest is too long ({len(text)} bytes with the header).",
+                hint="Shorten the recipe.",
+            )
+        length = len(text).to_bytes(8, "little")
+        return b"".join([length, text, *(body.data for body in bodies.values())])
 
 
 def unpack(
@@ -91,47 +85,37 @@ def unpack(
     Raises:
         AdapterError: It is damaged, hostile, or does not fit.
     """
-    tensors = read_tensors(data, source=source)
-    adapter = Adapter(_manifest(tensors, source), _read_weights(tensors, source))
-    check_adapter(adapter, source=source, architecture=architecture, base=base, numbers=not known)
+    with naming(source):
+        tensors = read_tensors(data)
+        adapter = Adapter(_manifest(tensors), _read_weights(tensors.arrays))
+        check_adapter(adapter, architecture=architecture, base=base, numbers=not known)
     return adapter
 
 
-def _manifest(tensors: Tensors, source: str) -> Manifest:
+def _manifest(tensors: Tensors) -> Manifest:
     if tensors.metadata.keys() != {METADATA_KEY}:
         hint = (
             "Only files that personalpeft packed can be read here; a PEFT folder can be imported."
         )
-        raise format_error(
-            source,
+        raise Fault(
             f"has no manifest, or more than one (found {safe_repr(sorted(tensors.metadata))}).",
             hint=hint,
         )
-    about = parse_object(tensors.metadata[METADATA_KEY], source=source, what="the manifest")
+    about = parse_object(tensors.metadata[METADATA_KEY], what="the manifest")
     # Check the version first: a newer format may have other keys, and is not damaged.
-    check_format(about.get("format"), source=source, what="the file")
+    check_format(about.get("format"), what="the file")
     if about.keys() != {"format", "manifest"}:
-        raise format_error(
-            source, f"the manifest's envelope has the keys {safe_repr(sorted(about))}."
-        )
-    return manifest_from_json(about["manifest"], source=source)
+        raise Fault(f"the manifest's envelope has the keys {safe_repr(sorted(about))}.")
+    return manifest_from_json(about["manifest"])
 
 
-def _read_weights(tensors: Tensors, source: str) -> dict[str, LoRAWeights]:
-    for name in tensors.arrays:
+def _read_weights(arrays: Mapping[str, Matrix]) -> dict[str, LoRAWeights]:
+    for name in arrays:
         projection, _, half = name.rpartition(".")
         if half not in ("A", "B") or not projection:
-            raise format_error(
-                source,
-                f"tensor {safe_repr(name)} is not called <projection>.A or <projection>.B.",
-            )
+            raise Fault(f"tensor {safe_repr(name)} is not called <projection>.A or <projection>.B.")
         other = f"{projection}.{'B' if half == 'A' else 'A'}"
-        if other not in tensors.arrays:
-            raise format_error(
-                source, f"tensor {safe_repr(name)} is there without {safe_repr(other)}."
-            )
-    projections = sorted({name.rpartition(".")[0] for name in tensors.arrays})
-    return {
-        name: LoRAWeights(tensors.arrays[f"{name}.A"], tensors.arrays[f"{name}.B"])
-        for name in projections
-    }
+        if other not in arrays:
+            raise Fault(f"tensor {safe_repr(name)} is there without {safe_repr(other)}.")
+    projections = sorted({name.rpartition(".")[0] for name in arrays})
+    return {name: LoRAWeights(arrays[f"{name}.A"], arrays[f"{name}.B"]) for name in projections}

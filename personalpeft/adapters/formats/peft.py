@@ -33,15 +33,16 @@ from personalpeft.adapters.manifest import (
 )
 from personalpeft.adapters.safe_io import (
     CheckedFiles,
+    Fault,
     check_adapter_files,
-    format_error,
+    naming,
     parse_object,
     safe_repr,
     write_folder_atomically,
 )
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, projection_size, shorten, stack_blocks
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
 
@@ -71,16 +72,16 @@ def export_peft(
         AdapterError: The adapter does not fit the base.
         InvalidInput: The folder exists, or cannot be written.
     """
-    source = f"layer {adapter.manifest.layer}"
-    check_adapter(adapter, source=source, architecture=architecture)
     manifest = adapter.manifest
+    with naming(f"layer {manifest.layer}"):
+        check_adapter(adapter, architecture=architecture)
+        about = {"manifest": canonical_manifest(manifest)}
     config = build_config(
         rank=manifest.rank,
         scaling=manifest.scaling,
         targets=list(adapter.weights),
         base_name=base_name,
     )
-    about = {"manifest": canonical_manifest(manifest, source=source)}
     _write_folder(folder, config, peft_tensors(adapter.weights, manifest.rank, architecture), about)
 
 
@@ -105,15 +106,11 @@ def export_stack_peft(
     """
     about = []
     for adapter, weight in parts:
-        source = f"layer {adapter.manifest.layer}"
-        check_adapter(adapter, source=source, architecture=architecture)
-        if weight != 0:
-            about.append(
-                {
-                    "manifest": canonical_manifest(adapter.manifest, source=source),
-                    "weight": float(weight),
-                }
-            )
+        with naming(f"layer {adapter.manifest.layer}"):
+            check_adapter(adapter, architecture=architecture)
+            if weight != 0:
+                manifest = canonical_manifest(adapter.manifest)
+                about.append({"manifest": manifest, "weight": float(weight)})
     whole = compose(parts)
     if whole.rank == 0:
         raise InvalidInput(
@@ -144,13 +141,13 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
     config, arrays, digest, about = _read_folder(
         folder, check_adapter_files(f"{__name__}:check_peft_folder", folder)
     )
-    source = str(folder / TENSOR_FILE)
-    weights = _join(arrays, config, architecture, source)
-    manifest = _provenance(
-        about, folder / PROVENANCE_FILE, digest, config, weights, layer=layer, base=base
-    )
+    with naming(folder / TENSOR_FILE):
+        weights = _join(arrays, config, architecture)
+    with naming(folder / PROVENANCE_FILE):
+        manifest = _provenance(about, digest, config, weights, layer=layer, base=base)
     adapter = Adapter(manifest, weights)
-    check_adapter(adapter, source=source, architecture=architecture, base=base)
+    with naming(folder / TENSOR_FILE):
+        check_adapter(adapter, architecture=architecture, base=base)
     return adapter
 
 
@@ -167,32 +164,30 @@ def _read_folder(
     """Return the config, the tensors, their file's SHA-256 and the provenance, if there is any."""
     path = folder / TENSOR_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
-        raise format_error(
-            str(folder / PICKLE_FILE),
-            "is a pickle, which can run code.",
+        raise AdapterError(
+            f"{folder / PICKLE_FILE}: is a pickle, which can run code.",
             hint="Load it with PEFT where you trust it, and save it as safetensors.",
         )
-    config = read_config(
-        files.read(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
-    )
-    arrays = read_tensors(files.read(path), source=str(path)).arrays
+    with naming(folder / CONFIG_FILE):
+        config = read_config(files.read(folder / CONFIG_FILE, limit=_CONFIG_LIMIT))
+    with naming(path):
+        arrays = read_tensors(files.read(path)).arrays
     provenance = folder / PROVENANCE_FILE
     about = None
     if provenance.exists():
-        data = files.read(provenance, limit=_PROVENANCE_LIMIT)
-        about = parse_object(data, source=str(provenance), what="the provenance")
-        _check_digests(about, files.digests[str(folder / CONFIG_FILE)], str(provenance))
+        with naming(provenance):
+            data = files.read(provenance, limit=_PROVENANCE_LIMIT)
+            about = parse_object(data, what="the provenance")
+            _check_digests(about, files.digests[str(folder / CONFIG_FILE)])
     return config, arrays, files.digests[str(path)], about
 
 
-def _check_digests(about: Mapping[str, Any], config: str, source: str) -> None:
+def _check_digests(about: Mapping[str, Any], config: str) -> None:
     rest = {key: value for key, value in about.items() if key != "digest"}
     if about.get("digest", None) not in (None, canonical_digest(rest)):
-        raise format_error(source, "was changed since it was exported.", hint=_UNKNOWN_ORIGIN)
+        raise Fault("was changed since it was exported.", hint=_UNKNOWN_ORIGIN)
     if about.get("config", config) != config:
-        raise format_error(
-            source, f"tells of another configuration than {CONFIG_FILE}.", hint=_UNKNOWN_ORIGIN
-        )
+        raise Fault(f"tells of another configuration than {CONFIG_FILE}.", hint=_UNKNOWN_ORIGIN)
 
 
 def peft_tensors(
@@ -216,7 +211,7 @@ def peft_tensors(
 
 
 def _join(
-    arrays: Mapping[str, Matrix], config: AdapterConfig, architecture: Architecture, source: str
+    arrays: Mapping[str, Matrix], config: AdapterConfig, architecture: Architecture
 ) -> dict[str, LoRAWeights]:
     """Stack PEFT's tensors over the blocks, all with one rank and the scaling of the config.
 
@@ -230,24 +225,21 @@ def _join(
     for name in arrays:
         match = pattern.fullmatch(name)
         if match is None:
-            raise _describe_unpaired_tensor(name, architecture, source)
+            raise _describe_unpaired_tensor(name, architecture)
         matches[name] = match
     largest = max((config.rank_of(match[1]) for match in matches.values()), default=config.r)
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
     for name, match in matches.items():
         module, number, projection, half = match.groups()
         block, array, rank = int(number), arrays[name], config.rank_of(module)
-        inputs, outputs = projection_size(projection, architecture, source)
+        inputs, outputs = projection_size(projection, architecture)
         if block >= architecture.blocks:
-            raise format_error(
-                source,
-                f"adapts block {block}; the base has {architecture.blocks}.",
-                hint=_ANOTHER_BASE,
+            raise Fault(
+                f"adapts block {block}; the base has {architecture.blocks}.", hint=_ANOTHER_BASE
             )
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
-            raise format_error(
-                source,
+            raise Fault(
                 f"{name} has the shape {array.shape}; it would have to be {shape}.",
                 hint=_ANOTHER_BASE,
             )
@@ -258,7 +250,7 @@ def _join(
             padding = (0, largest - rank)
             array = np.pad(array, (padding, (0, 0)) if half == "A" else ((0, 0), padding))
         halves.setdefault((projection, half), {})[block] = array
-    return stack_blocks(halves, architecture.blocks, source)
+    return stack_blocks(halves, architecture.blocks)
 
 
 _ANOTHER_BASE = (
@@ -267,7 +259,7 @@ _ANOTHER_BASE = (
 )
 
 
-def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str) -> Exception:
+def _describe_unpaired_tensor(name: str, architecture: Architecture) -> Fault:
     hint = (
         "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
     )
@@ -278,9 +270,8 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
     }
     for what, applies in reasons.items():
         if applies:
-            return format_error(source, f"{what} ({safe_repr(name)}).", hint=hint)
-    return format_error(
-        source,
+            return Fault(f"{what} ({safe_repr(name)}).", hint=hint)
+    return Fault(
         f"{safe_repr(name)} is not a LoRA matrix of a projection in {architecture.block_path}.",
         hint=hint,
     )
@@ -288,7 +279,6 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
 
 def _provenance(
     about: dict[str, Any] | None,
-    path: Path,
     digest: str,
     config: AdapterConfig,
     weights: Mapping[str, LoRAWeights],
@@ -306,38 +296,32 @@ def _provenance(
     new = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, canonical_digest([]))
     if about is None:
         return new
-    source = str(path)
-    check_format(about.get("format"), source=source, what="the provenance")
+    check_format(about.get("format"), what="the provenance")
     if about.get("tensors") != digest:
-        raise format_error(
-            source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=_UNKNOWN_ORIGIN
-        )
+        raise Fault(f"tells of other tensors than those in {TENSOR_FILE}.", hint=_UNKNOWN_ORIGIN)
     keys = about.keys() - {"config", "digest"}
     if keys == {"format", "tensors", "manifest"}:
-        manifest = manifest_from_json(about["manifest"], source=source)
+        manifest = manifest_from_json(about["manifest"])
         if not math.isclose(manifest.scaling, config.scaling, rel_tol=1e-6):
-            raise format_error(
-                source, f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}."
-            )
+            raise Fault(f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}.")
         return replace(manifest, layer=layer)
     if keys == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
-        layers = [_stack_layer(part, base, source) for part in about["stack"]]
+        layers = [_stack_layer(part, base) for part in about["stack"]]
         signals = canonical_digest([part.signals for part in layers])
         return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
-    raise format_error(source, f"the provenance has the keys {safe_repr(sorted(about))}.")
+    raise Fault(f"the provenance has the keys {safe_repr(sorted(about))}.")
 
 
-def _stack_layer(part: Any, base: str, source: str) -> Manifest:
+def _stack_layer(part: Any, base: str) -> Manifest:
     if (
         not isinstance(part, dict)
         or part.keys() != {"manifest", "weight"}
         or type(part["weight"]) not in (int, float)
     ):
-        raise format_error(source, f"a layer of the stack is {safe_repr(part)}.")
-    manifest = manifest_from_json(part["manifest"], source=source)
+        raise Fault(f"a layer of the stack is {safe_repr(part)}.")
+    manifest = manifest_from_json(part["manifest"])
     if manifest.base != base:
-        raise format_error(
-            source,
+        raise Fault(
             f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
             f"not for {shorten(base)}.",
             hint="Open the base it was built for.",

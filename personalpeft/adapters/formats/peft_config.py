@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
+from personalpeft.adapters.safe_io import Fault, parse_object, safe_repr
 from personalpeft.adapters.types import RANK_LIMIT
 
 _PLAIN_ONLY = "Only plain LoRA and rsLoRA can be imported; train it again as such."
@@ -101,24 +101,23 @@ class AdapterConfig(BaseModel):
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def read_config(data: bytes, *, source: str) -> AdapterConfig:
-    """Read the bytes of an ``adapter_config.json``."""
-    content = parse_object(data, source=source, what="the config")
+def read_config(data: bytes) -> AdapterConfig:
+    """Read the bytes of an ``adapter_config.json``. Raises ``Fault``."""
+    content = parse_object(data, what="the config")
     try:
         config = AdapterConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         value = None if first["type"] == "missing" else first["input"]
         path = [str(part) for part in first["loc"] if part != "[key]"]
-        raise format_error(
-            source,
+        raise Fault(
             f"{' of '.join(path[:2])} is {safe_repr(value)}.",
             hint=_HINTS.get("pattern_key" if "[key]" in first["loc"] else path[0], _PLAIN_ONLY),
         ) from None
     for key, value in content.items():
         known = key in AdapterConfig.model_fields or key in _WITHOUT_EFFECT
         if not known and value not in (None, False, [], {}, ""):
-            raise format_error(source, f"uses {_NAMES.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY)
+            raise Fault(f"uses {_NAMES.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY)
     return config
 
 

@@ -26,10 +26,10 @@ from safetensors.numpy import save
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.peft import CONFIG_FILE, TENSOR_FILE, peft_tensors
 from personalpeft.adapters.formats.peft_config import build_config
-from personalpeft.adapters.safe_io import format_error, safe_repr
+from personalpeft.adapters.safe_io import safe_repr
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.types import Base
-from personalpeft.errors import NotFound
+from personalpeft.errors import AdapterError, NotFound
 
 PREFIX = "personalpeft:"
 FILES = (CONFIG_FILE, TENSOR_FILE)
@@ -64,9 +64,8 @@ def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter
     """Return the files of a stack of rank 1 or more, padded to a rank that vLLM accepts."""
     rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
     if rank is None:
-        raise format_error(
-            "the stack",
-            f"has the rank {stack.rank}; other servers take up to {_RANKS[-1]}.",
+        raise AdapterError(
+            f"the stack: has the rank {stack.rank}; other servers take up to {_RANKS[-1]}.",
             hint="Roll a layer back, or learn layers of a lower rank.",
         )
     weights, scaling = as_single_lora(stack)

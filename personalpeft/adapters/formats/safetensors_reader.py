@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from personalpeft.adapters.safe_io import format_error, parse_object, safe_repr
+from personalpeft.adapters.safe_io import Fault, parse_object, safe_repr
 from personalpeft.adapters.types import Matrix
 
 HEADER_LIMIT = 2**20
@@ -34,42 +34,39 @@ class Tensors:
     arrays: Mapping[str, Matrix]
 
 
-def read_tensors(data: bytes, *, source: str) -> Tensors:
-    """Read the tensors in a file's bytes; BF16 is converted to float32."""
+def read_tensors(data: bytes) -> Tensors:
+    """Read the tensors in a file's bytes; BF16 is converted to float32. Raises ``Fault``."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > HEADER_LIMIT:
-        raise format_error(
-            source, f"the header must have at most {HEADER_LIMIT} bytes, got {length}."
-        )
+        raise Fault(f"the header must have at most {HEADER_LIMIT} bytes, got {length}.")
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]  # the library has no types
     except SafetensorError as error:
-        raise format_error(source, f"is not a valid safetensors file ({error}).") from error
+        raise Fault(f"is not a valid safetensors file ({error}).") from error
     text = data[_LENGTH_BYTES : _LENGTH_BYTES + length]
-    header = parse_object(text, source=source, what="the header")
+    header = parse_object(text, what="the header")
     metadata = header.pop("__metadata__", None) or {}
     if not header:
-        raise format_error(source, "holds no tensors.")
+        raise Fault("holds no tensors.")
     for name, info in header.items():
-        _check_info(name, info, source)
+        _check_info(name, info)
     arrays = {
         name: to_array(tensor["data"], tensor["dtype"], tensor["shape"]) for name, tensor in tensors
     }
     return Tensors(metadata, arrays)
 
 
-def _check_info(name: str, info: Mapping[str, Any], source: str) -> None:
+def _check_info(name: str, info: Mapping[str, Any]) -> None:
     dtype, shape = info["dtype"], info["shape"]
     if dtype not in _DTYPES:
-        raise format_error(
-            source,
+        raise Fault(
             f"tensor {safe_repr(name)} has the dtype {safe_repr(dtype)}.",
             hint="Adapters are read as F32, F16 or BF16; convert the file to one of them.",
         )
     if info.keys() != {"dtype", "shape", "data_offsets"} or 0 in shape:
-        raise format_error(source, f"tensor {safe_repr(name)} is {safe_repr(info)}.")
+        raise Fault(f"tensor {safe_repr(name)} is {safe_repr(info)}.")
     if not 1 <= len(shape) <= DIMENSIONS_LIMIT:
-        raise format_error(source, f"tensor {safe_repr(name)} has {len(shape)} dimensions.")
+        raise Fault(f"tensor {safe_repr(name)} has {len(shape)} dimensions.")
 
 
 def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> Matrix:

@@ -14,13 +14,13 @@ import math
 import mmap
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from personalpeft.errors import PersonalPeftError, WeightsError
+from personalpeft.errors import WeightsError
 
 Value: TypeAlias = str | int | float | bool | tuple[Any, ...]
 
@@ -34,7 +34,7 @@ _NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _ITEMS_LIMIT = 1 << 16
 _ARRAY_LIMIT = 1 << 21
 _HEADER_LIMIT = 1 << 28
-_FRESH_COPY = "Get a fresh copy of the file."
+_OTHER_PATH = "Give the path of a GGUF file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,83 +58,90 @@ class GgufHeader:
     digest: str  # SHA-256 of the header's bytes
 
 
+class GgufFault(Exception):
+    """What is wrong with a file, without its name. ``hint`` is empty for a damaged file."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
 def read_header(path: Path) -> GgufHeader:
     """Read a file's header, and check that all its tensors lie in the file.
 
     Raises:
         WeightsError: The file is damaged, hostile, cut off or no GGUF file.
     """
-
-    def fail(what: str, hint: str = _FRESH_COPY) -> PersonalPeftError:
-        return WeightsError(f"{path}: {what}", hint=hint)
-
     try:
         # Checked before opening: opening a named pipe without a writer blocks.
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise fail("is not a plain file.", "Give the path of a GGUF file.")
+            raise GgufFault("is not a plain file.", _OTHER_PATH)
         if status.st_size < len(MAGIC):
-            raise fail("is not a GGUF file.", "Give the path of a GGUF file.")
+            raise GgufFault("is not a GGUF file.", _OTHER_PATH)
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with closing(mapped), memoryview(mapped) as whole:
-                return parse_header(whole, fail)
+                return parse_header(whole)
+    except GgufFault as fault:
+        hint = fault.hint or "Get a fresh copy of the file."
+        raise WeightsError(f"{path}: {fault}", hint=hint) from fault
     except (OSError, ValueError) as error:
-        if isinstance(error, PersonalPeftError):
-            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise fail(
-            f"cannot be read: {reason}.", "Check the path and the file's permissions."
+        raise WeightsError(
+            f"{path}: cannot be read: {reason}.", hint="Check the path and the file's permissions."
         ) from error
 
 
-Fail: TypeAlias = Callable[..., PersonalPeftError]
+def parse_header(data: bytes | memoryview) -> GgufHeader:
+    """Read the header in the bytes of a whole file, and check that all its tensors lie in them.
 
-
-def parse_header(data: bytes | memoryview, fail: Fail) -> GgufHeader:
-    """Read the header in a file's bytes, and check that all its tensors lie in them.
-
-    Args:
-        data: The bytes of the whole file.
-        fail: Returns the error of a fault, and optionally a hint.
+    Raises ``GgufFault``.
     """
     # Slices of a view must end before its map does.
-    with closing(Cursor(memoryview(data)[:_HEADER_LIMIT], fail)) as cursor:
-        metadata, tensors = _read(cursor, fail)
+    with memoryview(data)[:_HEADER_LIMIT] as view:
+        cursor = _Cursor(view)
+        metadata, tensors = _read(cursor)
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 2**16:
-            raise fail(f"has an alignment of {ascii(alignment)[:60]}.")
+            raise GgufFault(f"has an alignment of {ascii(alignment)[:60]}.")
         begin = -(-cursor.at // alignment) * alignment
-        _check_tensors(begin, len(data), alignment, tensors, fail)
+        _check_tensors(begin, len(data), alignment, tensors)
         digest = hashlib.sha256(data[: cursor.at]).hexdigest()
         return GgufHeader(metadata, tensors, len(data), begin, alignment, digest)
 
 
-def _read(cursor: Cursor, fail: Fail) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
+def _read(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
     if cursor.take(len(MAGIC)) != MAGIC:
-        raise fail("is not a GGUF file.", "Give the path of a GGUF file.")
-    count, items = cursor.counts()
+        raise GgufFault("is not a GGUF file.", _OTHER_PATH)
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise GgufFault(f"is GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read.")
+    count, items = cursor.number("Q"), cursor.number("Q")
     if max(count, items) > _ITEMS_LIMIT:
-        raise fail(f"names {max(count, items)} keys or tensors; at most {_ITEMS_LIMIT} are read.")
+        raise GgufFault(
+            f"names {max(count, items)} keys or tensors; at most {_ITEMS_LIMIT} are read."
+        )
     metadata: dict[str, Value] = {}
     for _ in range(items):
         key = cursor.text()
         if key in metadata:
-            raise fail(f"the key {key[:60]!a} occurs twice.")
+            raise GgufFault(f"the key {key[:60]!a} occurs twice.")
         metadata[key] = cursor.value()
     tensors: dict[str, TensorInfo] = {}
     for _ in range(count):
-        name, shape, kind, offset = cursor.tensor_info()
+        name = cursor.text()
+        info = cursor.tensor_info(name)
         if name in tensors:
-            raise fail(f"holds two tensors called {name[:60]!a}.")
-        tensors[name] = TensorInfo(shape, kind, offset)
+            raise GgufFault(f"holds two tensors called {name[:60]!a}.")
+        tensors[name] = info
     if not tensors:
-        raise fail("holds no tensors.", "Give the file with the model's weights.")
+        raise GgufFault("holds no tensors.", "Give the file with the model's weights.")
     return metadata, tensors
 
 
 def _check_tensors(
-    begin: int, size: int, alignment: int, tensors: Mapping[str, TensorInfo], fail: Fail
+    begin: int, size: int, alignment: int, tensors: Mapping[str, TensorInfo]
 ) -> None:
     """Raise unless each tensor is of a known type and lies in the data."""
     from gguf import GGML_QUANT_SIZES
@@ -143,52 +150,34 @@ def _check_tensors(
     end = begin
     for name, info in tensors.items():
         if info.kind not in sizes:
-            raise fail(
+            raise GgufFault(
                 f"tensor {name[:60]!a} has the unknown type {info.kind}.",
                 "Get the model in another quantisation, such as Q4_K_M or Q8_0.",
             )
         block, block_bytes = sizes[info.kind]
         if info.shape[-1] % block or info.offset % alignment:
-            raise fail(f"tensor {name[:60]!a} is not a whole number of blocks.")
+            raise GgufFault(f"tensor {name[:60]!a} is not a whole number of blocks.")
         end = max(end, begin + info.offset + math.prod(info.shape) // block * block_bytes)
     if end > size:
-        raise fail(
+        raise GgufFault(
             f"is cut off: it has {size:,} bytes and names tensors up to byte {end:,}.",
             "Download it again.",
         )
 
 
-class Cursor:
-    """A position in bytes that never passes their end.
+class _Cursor:
+    """A position in bytes that never passes their end."""
 
-    Args:
-        data: The bytes.
-        fail: Returns the error of a fault, and optionally a hint.
-    """
-
-    def __init__(self, data: memoryview, fail: Fail) -> None:
-        self._data, self._fail = data, fail
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
         self.at = 0
-
-    def close(self) -> None:
-        """Release the bytes."""
-        self._data.release()
 
     def take(self, count: int) -> bytes:
         """Return so many bytes."""
         if count > len(self._data) - self.at:
-            raise self._fail(f"ends after {len(self._data)} bytes, in the middle of its header.")
+            raise GgufFault(f"ends after {len(self._data)} bytes, in the middle of its header.")
         self.at += count
         return bytes(self._data[self.at - count : self.at])
-
-    def counts(self) -> tuple[int, int]:
-        """Read the version, and return the numbers of tensors and keys."""
-        version = self.number("I")
-        if version not in VERSIONS:
-            raise self._fail(
-                f"is GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read."
-            )
-        return int(self.number("Q")), int(self.number("Q"))
 
     def number(self, kind: str) -> Any:
         """Return a number in a format of ``struct``."""
@@ -200,7 +189,7 @@ class Cursor:
         try:
             return self.take(self.number("Q")).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self._fail("holds a text that is not UTF-8.") from error
+            raise GgufFault("holds a text that is not UTF-8.") from error
 
     def value(self) -> Value:
         """Return a value; an array is a tuple."""
@@ -211,26 +200,25 @@ class Cursor:
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
-            raise self._fail(f"holds a value of the unknown kind {kind}.")
+            raise GgufFault(f"holds a value of the unknown kind {kind}.")
         inner, length = self.number("I"), self.number("Q")
         if length > _ARRAY_LIMIT:
-            raise self._fail(f"holds an array of {length} values; at most {_ARRAY_LIMIT} are read.")
+            raise GgufFault(f"holds an array of {length} values; at most {_ARRAY_LIMIT} are read.")
         if inner in _NUMBERS:
             width = struct.calcsize(f"<{_NUMBERS[inner]}")
             return struct.unpack(f"<{length}{_NUMBERS[inner]}", self.take(length * width))
         if inner == _TEXT:
             return tuple(self.text() for _ in range(length))
-        raise self._fail(f"holds an array of the unknown kind {inner}.")
+        raise GgufFault(f"holds an array of the unknown kind {inner}.")
 
-    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return a tensor's name, shape, GGML type and offset."""
-        name = self.text()
+    def tensor_info(self, name: str) -> TensorInfo:
+        """Return what the header says of a tensor after its name."""
         dimensions = self.number("I")
         if not 1 <= dimensions <= _DIMENSIONS_LIMIT:
-            raise self._fail(f"tensor {name[:60]!a} has {dimensions} dimensions.")
+            raise GgufFault(f"tensor {name[:60]!a} has {dimensions} dimensions.")
         # The file has the innermost dimension first.
         shape = tuple(reversed([int(self.number("Q")) for _ in range(dimensions)]))
         kind, offset = self.number("I"), self.number("Q")
         if 0 in shape:
-            raise self._fail(f"tensor {name[:60]!a} is empty.")
-        return name, shape, kind, offset
+            raise GgufFault(f"tensor {name[:60]!a} is empty.")
+        return TensorInfo(shape, kind, offset)

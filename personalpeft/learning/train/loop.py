@@ -383,7 +383,7 @@ def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str)
     if data is None:
         return None
     try:
-        tensors = read_tensors(data, source="the checkpoint")
+        tensors = read_tensors(data)
         text = tensors.metadata["progress"]
         # Without this, a wrong number that is still a number would reach the revision unnoticed.
         if tensors.metadata["digest"] != _checkpoint_digest(inputs_digest, text, tensors.arrays):

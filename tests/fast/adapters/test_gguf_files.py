@@ -31,6 +31,7 @@ from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, read_gguf, write_gguf_lora
 from personalpeft.adapters.formats.ollama import build_modelfile
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
+from personalpeft.adapters.safe_io import naming
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
@@ -159,8 +160,8 @@ def test_adapter_for_another_architecture_is_refused(
     ],
 )
 def test_file_with_oversized_metadata_is_refused(data: bytes, value: str) -> None:
-    with pytest.raises(AdapterError, match=f"hostile.gguf.*{value}"):
-        read_gguf(data, source="hostile.gguf")
+    with pytest.raises(AdapterError, match=f"hostile.gguf.*{value}"), naming("hostile.gguf"):
+        read_gguf(data)
 
 
 def two_tensors(offset: int) -> bytes:
@@ -175,10 +176,10 @@ def two_tensors(offset: int) -> bytes:
 
 @pytest.mark.parametrize("offset", [0, 16, 64, 2**64 - 32])
 def test_tensors_lie_one_after_the_other(offset: int) -> None:
-    _, arrays = read_gguf(two_tensors(32), source="good.gguf")
+    _, arrays = read_gguf(two_tensors(32))
     assert list(arrays) == ["a", "b"]
-    with pytest.raises(AdapterError, match=r"hostile\.gguf"):
-        read_gguf(two_tensors(offset), source="hostile.gguf")
+    with pytest.raises(AdapterError, match=r"hostile\.gguf"), naming("hostile.gguf"):
+        read_gguf(two_tensors(offset))
 
 
 @examples(25)

@@ -486,7 +486,7 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(PLAIN)) | st.text(max_size=5), ANYTHING, max_size=3))
 def test_any_configuration_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:
-        config = read_config(json.dumps({**PLAIN, **changes}).encode(), source="config")
+        config = read_config(json.dumps({**PLAIN, **changes}).encode())
     except AdapterError:
         return
     assert config.r >= 1
@@ -501,4 +501,4 @@ def test_changed_characters_of_a_configuration_are_read_or_refused(
     text = bytearray(json.dumps(PLAIN).encode())
     text[position % len(text)] = character
     with contextlib.suppress(AdapterError):
-        assert read_config(bytes(text), source="config").r >= 1
+        assert read_config(bytes(text)).r >= 1
