@@ -30,12 +30,8 @@ from personalpeft.types import Message, ToolCall, ToolFormat
 _ZERO_WIDTH_SPACE = "\u200b"
 # Templates mark tools, calls and results with these. They are not control tokens of tokenizers.
 _MARKS = (
-    *(
-        f"<{name}>"
-        for each in ("tools", "tool_call", "tool_response")
-        for name in (each, f"/{each}")
-    ),
-    *(f"<|{name}|>" for each in ("tool", "tool_call") for name in (each, f"/{each}")),
+    *("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>"),
 )
 # Phi-4 mini's template shows the tools of a system message. This is the one of its makers' example.
 _PHI4_MINI_SYSTEM = "You are a helpful assistant with some tools."

@@ -56,7 +56,8 @@ def sealed_digest(
     if digest is None:
         started = time.time_ns()
         digest = hash_files(files, report)
-        if _state(files) == before and started - _newest(before) > _REST_NS:
+        newest = max((max(mtime, ctime) for _, mtime, ctime, _, _ in before), default=0)
+        if _state(files) == before and started - newest > _REST_NS:
             _write(seal, {"paths": paths, "state": before, "digest": digest})
     return digest
 
@@ -70,10 +71,6 @@ def _state(files: Sequence[Path]) -> _State | None:
     except OSError:
         return None  # Hashing names the file that cannot be read.
     return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for s in found]
-
-
-def _newest(state: _State) -> int:
-    return max((max(mtime, ctime) for _, mtime, ctime, _, _ in state), default=0)
 
 
 def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:

@@ -157,13 +157,13 @@ class Stream(Iterator[str]):
 
         Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
         """
-        if self._reader.forgotten is not None:
-            raise self._reader.forgotten
-        if self._reader.reply is None:
+        if isinstance(outcome := self._reader.outcome, Forgotten):
+            raise outcome
+        if outcome is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
-        return self._reader.reply
+        return outcome
 
 
 @dataclass(slots=True)
@@ -189,8 +189,7 @@ class ReplyReader:
     tool_format: ToolFormat
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    reply: Reply | None = None
-    forgotten: Forgotten | None = None
+    outcome: Reply | Forgotten | None = None
     pid: int = field(default_factory=os.getpid)
 
     @property
@@ -240,9 +239,9 @@ class ReplyReader:
                     tool_format=self.tool_format,
                 )
                 try:
-                    self.reply = self.record(reply)
+                    self.outcome = self.record(reply)
                 except Forgotten as error:
-                    self.forgotten = error
+                    self.outcome = error
                     # Nobody reads what a stream raises that its reader left.
                     if not is_left:
                         raise

@@ -76,23 +76,15 @@ class HashEmbedder:
     Texts are similar when they share words. It knows no meaning.
     """
 
-    min_similarity = 0.30
-    clear_similarity = 0.30
-    clear_statement_similarity = 0.30
-
-    def __init__(self, size: int = 256) -> None:
-        self._size = size
-
-    @property
-    def name(self) -> str:
-        return f"hashed-words-{self._size}"
+    name = "hashed-words-256"
+    min_similarity = clear_similarity = clear_statement_similarity = 0.30
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return ``[len(texts), size]`` float32, each row of length 1."""
-        rows = np.zeros((len(texts), self._size), dtype=np.float32)
+        """Return ``[len(texts), 256]`` float32, each row of length 1."""
+        rows = np.zeros((len(texts), 256), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             for word in split_words(text.casefold()) or [""]:
-                row += _direction(word, self._size)
+                row += _direction(word)
             row /= np.linalg.norm(row)
         return rows
 
@@ -110,9 +102,9 @@ class HashEmbedder:
 
 
 @lru_cache(maxsize=4096)
-def _direction(word: str, size: int) -> Vectors:
+def _direction(word: str) -> Vectors:
     seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])
-    direction = np.random.default_rng(seed).standard_normal(size)
+    direction = np.random.default_rng(seed).standard_normal(256)
     return (direction / np.linalg.norm(direction)).astype(np.float32)
 
 

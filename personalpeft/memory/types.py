@@ -51,40 +51,31 @@ class Embedding:
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors, whose dot product is the cosine similarity of the texts."""
+    """Turns texts into unit vectors, whose dot product is the cosine similarity of the texts.
 
-    @property
-    def name(self) -> str:
-        """The model that makes the vectors. Vectors of different names are never compared."""
-        ...
+    Attributes:
+        name: The model that makes the vectors. Vectors of different names are never compared.
+        min_similarity: The ``similarity`` from which a fact is relevant to a question. Each model
+            has its own.
+        clear_similarity: The ``similarity`` from which a request asks for a fact, rather than being
+            on its topic.
+        clear_statement_similarity: The same for the text of a fact, apart from the questions that
+            were stated with it.
+    """
 
-    @property
-    def min_similarity(self) -> float:
-        """The ``similarity`` from which a fact is relevant to a question. Each model has its own."""
-        ...
-
-    @property
-    def clear_similarity(self) -> float:
-        """The ``similarity`` from which a request asks for a fact, rather than being on its topic."""
-        ...
-
-    @property
-    def clear_statement_similarity(self) -> float:
-        """The same for the text of a fact, apart from the questions that were stated with it."""
-        ...
+    name: str
+    min_similarity: float
+    clear_similarity: float
+    clear_statement_similarity: float
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return ``[len(texts), size]`` float32, each row of length 1."""
-        ...
 
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` similarities on one scale for all languages."""
-        ...
 
     def is_english(self, vector: Vectors) -> bool:
         """Return whether a text is English, by its vector ``[size]``. A doubtful one is not."""
-        ...
 
     def tokens(self, text: str) -> int:
         """Return how many tokens of ``text`` the model reads."""
-        ...

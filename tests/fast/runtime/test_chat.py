@@ -271,7 +271,7 @@ def test_stream_read_by_another_thread_at_close_is_recorded(
         assert gate.entered.wait(20)
         closer = threading.Thread(target=runtime.close)
         closer.start()
-        while not stream._outputs._group.closed:
+        while not stream._reader.outputs._group.closed:
             threading.Event().wait(0.002)
         gate.open.set()
         closer.join(20)
