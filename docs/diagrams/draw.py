@@ -37,6 +37,7 @@ VALUES = {
     "extras",
     "file_system",
     "host",
+    "recent_cache",
 }
 
 

@@ -11,8 +11,6 @@ as well with examples. A user without such a revision causes no embedding.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,6 +18,7 @@ import numpy as np
 from personalpeft.chat.routing import ancestral_signals
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Vectors
+from personalpeft.recent_cache import RecentCache
 from personalpeft.store.ledger import SignalsMark
 from personalpeft.store.store import Store
 from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
@@ -51,9 +50,8 @@ class ExampleSelector:
         self._store = store
         self._memory = memory
         self._lessons = lessons
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[SignalsMark, str, tuple[PromptExample, ...]]] = (
-            OrderedDict()
+        self._known = RecentCache[str, tuple[SignalsMark, str, tuple[PromptExample, ...]]](
+            _MAX_KNOWN_USERS
         )
 
     def select(
@@ -83,26 +81,19 @@ class ExampleSelector:
 
     def evict_user(self, user: str) -> None:
         """Drop the cached lessons of a user."""
-        with self._lock:
-            self._known.pop(user, None)
+        self._known.drop(lambda known: known == user)
 
     def _built_from(self, user: str, head: str) -> tuple[PromptExample, ...]:
         """Return the newest lessons that a revision was built from, held-out ones included."""
         # Before the lessons, so that one that is retracted between the two is read again.
         mark = self._store.ledger.signals_mark(user)
-        with self._lock:
-            known = self._known.get(user)
-            if known is not None and known[:2] == (mark, head):
-                self._known.move_to_end(user)
-                return known[2]
+        known = self._known.get(user)
+        if known is not None and known[:2] == (mark, head):
+            return known[2]
         built_from = set(ancestral_signals(self._store, user, head))
         lessons = [each for each in self._lessons(user) if each.signal in built_from]
         newest = tuple(lessons[-_MAX_LESSONS:])
-        with self._lock:
-            self._known[user] = mark, head, newest
-            self._known.move_to_end(user)
-            if len(self._known) > _MAX_KNOWN_USERS:
-                self._known.popitem(last=False)
+        self._known.put(user, (mark, head, newest))
         return newest
 
 

@@ -13,8 +13,6 @@ lessons (an imported one) matches every request.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +27,7 @@ from personalpeft.backends.processor import instruction_sets
 from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.recent_cache import RecentCache
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, canonical_digest, default_scope
 
@@ -70,9 +69,9 @@ class AdapterRouter:
         self._general_prompts = general_prompts
         self._cache = cache
         self._general_vectors: dict[str, Vectors] | None = None
-        self._lock = threading.Lock()
-        # The lessons of a revision never change, so its region is computed once.
-        self._regions: OrderedDict[tuple[str, str], SimilarityRegion | None] = OrderedDict()
+        # The lessons of a revision never change, so its region is computed once. By user and
+        # revision; a layer without lessons has none.
+        self._regions = RecentCache[tuple[str, str], tuple[SimilarityRegion | None]](_MAX_REGIONS)
 
     def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
         """Return the part of a user's stack that serves a request."""
@@ -142,22 +141,14 @@ class AdapterRouter:
 
     def evict_user(self, user: str) -> None:
         """Drop the cached regions of a user's layers."""
-        with self._lock:
-            for key in [key for key in self._regions if key[0] == user]:
-                del self._regions[key]
+        self._regions.drop(lambda key: key[0] == user)
 
     def _region(self, user: str, revision: str) -> SimilarityRegion | None:
-        key = (user, revision)
-        with self._lock:
-            if key in self._regions:
-                self._regions.move_to_end(key)
-                return self._regions[key]
-        region = self._calibrate(user, ancestral_signals(self._store, user, revision))
-        with self._lock:
-            self._regions[key] = region
-            if len(self._regions) > _MAX_REGIONS:
-                self._regions.popitem(last=False)
-        return region
+        known = self._regions.get((user, revision))
+        if known is None:
+            known = (self._calibrate(user, ancestral_signals(self._store, user, revision)),)
+            self._regions.put((user, revision), known)
+        return known[0]
 
     def _calibrate(self, user: str, signals: Iterable[str]) -> SimilarityRegion | None:
         ids = set(signals)

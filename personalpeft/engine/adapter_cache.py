@@ -1,4 +1,4 @@
-"""Track which adapters have a device slot, which are in host memory, and how often each is in use.
+"""Track which adapters have a device slot, and how often each is in use.
 
 Keys and sizes only, no tensors and no threads. The pins counted here are the only count of adapters
 in use: backends attach and detach what this cache decides. A key with a slot is loading or ready.
@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from personalpeft.backends.base import StagedStack
 
 
 @dataclass(slots=True)
@@ -111,35 +109,3 @@ class AdapterCache:
             raise RuntimeError(f"adapters are pinned {pins}, but used {dict(uses)}")
         if any(not self._slots[key].ready for key in pins):
             raise RuntimeError("an adapter is pinned while it is loading")
-
-
-class HostCache:
-    """Stacks of up to ``max_bytes`` in all; the least recently used leave. Not thread-safe."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._stacks: OrderedDict[str, StagedStack] = OrderedDict()
-        self.nbytes = 0
-
-    def get(self, key: str) -> StagedStack | None:
-        """Return the stack and count it as used now; None if it is not cached."""
-        if key in self._stacks:
-            self._stacks.move_to_end(key)
-        return self._stacks.get(key)
-
-    def clear(self) -> None:
-        """Drop all stacks."""
-        self._stacks.clear()
-        self.nbytes = 0
-
-    def put(self, key: str, stack: StagedStack) -> int:
-        """Cache a stack unless it alone exceeds the limit. Return how many others were evicted."""
-        if stack.nbytes > self._max_bytes or key in self._stacks:
-            return 0
-        evicted = 0
-        while self.nbytes + stack.nbytes > self._max_bytes:
-            self.nbytes -= self._stacks.popitem(last=False)[1].nbytes
-            evicted += 1
-        self._stacks[key] = stack
-        self.nbytes += stack.nbytes
-        return evicted

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +18,7 @@ from typing import TypeAlias
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.file_system import write_file_atomically
+from personalpeft.recent_cache import RecentCache
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 Completions: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
@@ -59,11 +58,9 @@ class CompletionCache:
         self._file = file
         # A machine that computed its own keeps them, so that its revisions can be built again.
         stored = {**shipped, **self._read_file()}
-        self._entries: OrderedDict[_Key, str] = OrderedDict(
-            (("", "", (Message("user", prompt),), base_sampling), stored[prompt])
-            for prompt in sorted(self._prompts & stored.keys())
-        )
-        self._lock = threading.Lock()
+        self._entries = RecentCache[_Key, str](_MAX_ENTRIES)
+        for prompt in sorted(self._prompts & stored.keys()):
+            self._entries.put(("", "", (Message("user", prompt),), base_sampling), stored[prompt])
 
     def complete_with_base(
         self, user: str, base: str, prompts: Sequence[str], *, cancelled: Callable[[], bool]
@@ -116,9 +113,7 @@ class CompletionCache:
 
     def evict_user(self, user: str) -> None:
         """Drop the completions of a user's stacks."""
-        with self._lock:
-            for key in [key for key in self._entries if key[0] == user]:
-                del self._entries[key]
+        self._entries.drop(lambda key: key[0] == user)
 
     def _complete(
         self,
@@ -129,11 +124,9 @@ class CompletionCache:
         # A request that is not cached has its number for a key.
         keys = [self._key(request) or number for number, request in enumerate(requests)]
         texts: dict[_Key | int, str] = {}
-        with self._lock:
-            for key in keys:
-                if isinstance(key, tuple) and key in self._entries:
-                    self._entries.move_to_end(key)
-                    texts[key] = self._entries[key]
+        for key in keys:
+            if isinstance(key, tuple) and (text := self._entries.get(key)) is not None:
+                texts[key] = text
         missing = {
             key: request for key, request in zip(keys, requests, strict=True) if key not in texts
         }
@@ -165,10 +158,8 @@ class CompletionCache:
                 if not user and sampling == self._base_sampling
             }
         )
-        with self._lock:
-            self._entries |= computed
-            while len(self._entries) > _MAX_ENTRIES:
-                self._entries.popitem(last=False)
+        for key, text in computed.items():
+            self._entries.put(key, text)
 
     def _read_file(self) -> dict[str, str]:
         try:

@@ -17,8 +17,8 @@ from personalpeft.adapters.compose import compose
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, StagedStack
 from personalpeft.backends.error_mapping import map_model_errors
-from personalpeft.engine.adapter_cache import HostCache
 from personalpeft.engine.metrics import Metrics
+from personalpeft.recent_cache import RecentCache
 from personalpeft.types import Stack
 
 _MAX_ATTACHING = 4
@@ -50,8 +50,7 @@ class AdapterLoader:
     ) -> None:
         self._backend = backend
         self._read_adapter = read_adapter
-        # The staging thread alone uses it.
-        self._host = HostCache(host_bytes)
+        self._host = RecentCache[str, StagedStack](host_bytes, lambda stack: stack.nbytes)
         self._metrics = metrics
         self._timer = timer
         self._on_loaded = on_loaded
@@ -74,7 +73,7 @@ class AdapterLoader:
     @property
     def host_bytes(self) -> int:
         """Bytes of stacks in host memory."""
-        return self._host.nbytes
+        return self._host.weight
 
     def start(self) -> None:
         """Start the threads. ``close`` ends them."""
@@ -110,7 +109,7 @@ class AdapterLoader:
         while (load := self._loads.get()) is not None and not self._closing:
             key, stack = load
             if stack is None:
-                self._host.clear()
+                self._host.drop(lambda key: True)
             elif error := self._try(partial(self._stage, key, stack)):
                 self._on_loaded(key, error)
 

@@ -6,9 +6,7 @@ never exceeds the budget. The same ledger and messages give the same prompt.
 
 from __future__ import annotations
 
-import threading
 import unicodedata
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
@@ -24,6 +22,7 @@ from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.languages import ENGLISH, find_language
 from personalpeft.memory.rendering import PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
+from personalpeft.recent_cache import RecentCache
 from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -99,8 +98,9 @@ class Memory:
         self._ledger = ledger
         self._catalog = catalog
         self.embedder = embedder
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[SignalsMark, tuple[Signal, ...]]] = OrderedDict()
+        self._known: RecentCache[str, tuple[SignalsMark, tuple[Signal, ...]]] = RecentCache(
+            _MAX_KNOWN_USERS
+        )
 
     def items(self, user: str) -> tuple[Item, ...]:
         """Return the items in effect, oldest first. Raises ``NotFound``."""
@@ -258,26 +258,19 @@ class Memory:
 
     def evict_user(self, user: str) -> None:
         """Drop the cached items of a user."""
-        with self._lock:
-            self._known.pop(user, None)
+        self._known.drop(lambda known: known == user)
 
     def _in_effect(self, user: str) -> tuple[Signal, ...]:
         """Return the rules and facts in effect, oldest first. Raises ``NotFound``."""
         # Before the signals, so that one that arrives between the two is read again.
         mark = self._ledger.signals_mark(user)
-        with self._lock:
-            known, signals = self._known.get(user, (None, ()))
-            if known == mark:
-                self._known.move_to_end(user)
-                return signals
+        known = self._known.get(user)
+        if known is not None and known[0] == mark:
+            return known[1]
         signals = self._ledger.signals(user, kinds=tuple(_KIND_OF))
         hidden = superseded_facts([each for each in signals if each.kind is SignalKind.FACT])
         signals = tuple(each for each in signals if each.id not in hidden)
-        with self._lock:
-            self._known[user] = mark, signals
-            self._known.move_to_end(user)
-            if len(self._known) > _MAX_KNOWN_USERS:
-                self._known.popitem(last=False)
+        self._known.put(user, (mark, signals))
         return signals
 
     def _signal(self, user: str, item_id: str) -> Signal:

@@ -107,11 +107,10 @@ class ReasoningGym:
 
 def _setting(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
-    known = {"true": True, "false": False}
+    if value in ("true", "false"):
+        return key.strip(), value == "true"
     try:
-        return key.strip(), known[value] if value in known else float(
-            value
-        ) if "." in value else int(value)
+        return key.strip(), float(value) if "." in value else int(value)
     except ValueError:
         raise InvalidInput(
             f"{text!a} is not a setting of a family.",

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from personalpeft.engine.adapter_cache import AdapterCache, HostCache
+from personalpeft.engine.adapter_cache import AdapterCache
+from personalpeft.recent_cache import RecentCache
 
 SLOTS = 3
 KEYS = st.sampled_from("abcdef")
@@ -117,7 +118,8 @@ TestSlotsAgainstAModel.settings = examples(30)
 def test_host_memory_holds_the_last_used_and_never_too_many_bytes(
     limit: int, acts: list[tuple[str, int | None]]
 ) -> None:
-    cache, kept = HostCache(limit), dict[str, int]()
+    cache = RecentCache[str, SizedStack](limit, lambda stack: stack.nbytes)
+    kept = dict[str, int]()
     for key, size in acts:
         if size is None:
             assert cache.get(key) == (SizedStack(key, kept[key]) if key in kept else None)
@@ -125,13 +127,12 @@ def test_host_memory_holds_the_last_used_and_never_too_many_bytes(
                 kept[key] = kept.pop(key)
             continue
         left = cache.put(key, SizedStack(key, size))
-        if key not in kept and size <= limit:
-            gone = 0
+        kept.pop(key, None)
+        gone = 0
+        if size <= limit:
             while sum(kept.values()) + size > limit:
                 del kept[next(iter(kept))]
                 gone += 1
-            assert left == gone
             kept[key] = size
-        else:
-            assert left == 0
-        assert cache.nbytes == sum(kept.values()) <= limit
+        assert left == gone
+        assert cache.weight == sum(kept.values()) <= limit
