@@ -133,11 +133,27 @@ def write_model(
         writer.add_chat_template(template)
     change(writer)
     _add_tensors(writer, model, architecture, leave_out)
+    write_out(writer)
+    return model
+
+
+def write_out(writer: Any) -> None:
+    """Write what was added to a ``GGUFWriter``."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return model
+
+
+def copy_fields(reader: Any, writer: Any) -> None:
+    """Copy the metadata of a file."""
+    import gguf
+
+    for key, field in reader.fields.items():
+        # The reader lists format fields as keys, and the writer adds the architecture itself.
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
 
 
 def _add_tensors(writer: Any, model: Any, architecture: str, leave_out: str) -> None:

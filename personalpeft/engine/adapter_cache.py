@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from personalpeft.types import Stack
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -22,9 +24,10 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
-    """An adapter to load into a slot. ``evicted`` is to be detached first; None for a free slot."""
+    """A stack to load into a slot. ``evicted`` is to be detached first; None for a free slot."""
 
     key: str
+    stack: Stack
     evicted: str | None
 
 
@@ -45,26 +48,26 @@ class AdapterCache:
         slot = self._slots.get(key)
         return slot is not None and slot.ready
 
-    def reserve(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """Return the first different keys of ``wanted``, as many as there are slots.
+    def reserve(self, wanted: Iterable[tuple[str, Stack]]) -> dict[str, Stack]:
+        """Return the first different keys of ``wanted`` with their stacks, one for each slot.
 
         Only requests for these keys may start. Otherwise requests further back could keep their
         adapters in the slots for ever, and the first request would never start.
         """
-        reserved: dict[str, None] = {}
-        for key in wanted:
+        reserved: dict[str, Stack] = {}
+        for key, stack in wanted:
             if len(reserved) == self._num_slots:
                 break
-            reserved[key] = None
-        return tuple(reserved)
+            reserved[key] = stack
+        return reserved
 
-    def allocate(self, reserved: tuple[str, ...]) -> list[AdapterLoad]:
+    def allocate(self, reserved: Mapping[str, Stack]) -> list[AdapterLoad]:
         """Give slots to reserved keys that have none, while a slot is free or can be evicted.
 
         Each of these keys is loading until ``mark_ready`` or ``remove``.
         """
         loads = []
-        for key in reserved:
+        for key, stack in reserved.items():
             if key in self._slots:
                 continue
             evicted = None
@@ -74,7 +77,7 @@ class AdapterCache:
                     break
                 del self._slots[evicted]
             self._slots[key] = _Slot()
-            loads.append(AdapterLoad(key, evicted))
+            loads.append(AdapterLoad(key, stack, evicted))
         return loads
 
     def mark_ready(self, key: str) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -185,19 +185,19 @@ class EngineCore:
             self._end_running("clearing the cache", error)
             self.backend.clear_cache()
 
-    def _load(self) -> Sequence[str]:
+    def _load(self) -> Container[str]:
         """Load the adapters that are waited for. Return the keys with which requests may start."""
         with self._changed:
             # Requests for an adapter that just failed end in the next iteration.
-            reserved, loads = self._scheduler.plan_loads(self._failed.__contains__)
-        for load, stack in loads:
+            reserved, loads = self._scheduler.plan_loads(self._failed)
+        for load in loads:
             if load.evicted is not None:
                 self._metrics.count("stack_evictions_total")
                 self.backend.detach(load.evicted)
-            self._loader.load(load.key, stack)
+            self._loader.load(load.key, load.stack)
         return reserved
 
-    def _start_requests(self, reserved: Sequence[str]) -> None:
+    def _start_requests(self, reserved: Container[str]) -> None:
         """Start and resume requests while the backend has room."""
         while True:
             with self._changed:
@@ -232,10 +232,7 @@ class EngineCore:
         for chunk in chunks:
             request = self._scheduler.running[chunk.index]
             if chunk.error is not None:
-                self._end_early(
-                    request,
-                    to_serving_error("The model failed while it wrote this reply.", chunk.error),
-                )
+                self._fail(request, chunk.error)
                 continue
             self._metrics.record_chunk(request, chunk, now)
             if request.is_checked:
@@ -266,9 +263,11 @@ class EngineCore:
         """End all running requests, since an action of the backend failed."""
         log.error("%s failed; the running requests end: %s", action, format_origin(error))
         for request in tuple(self._scheduler.running.values()):
-            self._end_early(
-                request, to_serving_error("The model failed while it wrote this reply.", error)
-            )
+            self._fail(request, error)
+
+    def _fail(self, request: RequestState, error: Exception) -> None:
+        what = "The model failed while it wrote this reply."
+        self._end_early(request, to_serving_error(what, error))
 
     def _end_early(self, request: RequestState, error: Exception | None = None) -> None:
         """End a request wherever it is, as cancelled or with an error."""

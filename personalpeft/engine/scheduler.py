@@ -8,7 +8,7 @@ certain. A preempted request resumes before new ones of its class start.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 
@@ -40,27 +40,20 @@ class Scheduler:
         self._max_rows = max_rows
         self._orders = count()
 
-    def plan_loads(
-        self, skipped: Callable[[str], bool]
-    ) -> tuple[tuple[str, ...], list[tuple[AdapterLoad, Stack]]]:
+    def plan_loads(self, skipped: Container[str]) -> tuple[Container[str], list[AdapterLoad]]:
         """Give slots to the adapters that are waited for, in queue order. The caller loads them.
 
         Return the reserved keys, with which requests may start, and the adapters to load. Keys that
         are ``skipped`` are not loaded now.
         """
-        stacks: dict[str, Stack] = {}
-
-        def wanted() -> Iterator[str]:
-            waiting: Iterator[PinRequest | RequestState]
-            waiting = chain(self.pin_requests, self.queue.in_order())
-            for each in waiting:
-                if each.adapter_key is not None and not skipped(each.adapter_key):
-                    stacks[each.adapter_key] = each.stack
-                    yield each.adapter_key
-
-        reserved = self.adapters.reserve(wanted())
-        loads = self.adapters.allocate(reserved)
-        return reserved, [(each, stacks[each.key]) for each in loads]
+        waiting: Iterator[PinRequest | RequestState]
+        waiting = chain(self.pin_requests, self.queue.in_order())
+        reserved = self.adapters.reserve(
+            (each.adapter_key, each.stack)
+            for each in waiting
+            if each.adapter_key is not None and each.adapter_key not in skipped
+        )
+        return reserved, self.adapters.allocate(reserved)
 
     def loaded(self, key: str, error: Exception | None) -> None:
         """Record that a load ended. An error reaches the threads that wait to pin the adapter."""
@@ -74,7 +67,7 @@ class Scheduler:
         # Their threads wake after the scheduler ran. It must not load the key again for them.
         self.pin_requests = [each for each in self.pin_requests if each.error is None]
 
-    def next_ready(self, reserved: Sequence[str]) -> RequestState | None:
+    def next_ready(self, reserved: Container[str]) -> RequestState | None:
         """Return the request to start or resume next, None if none can now."""
 
         def is_ready(request: RequestState) -> bool:

@@ -23,6 +23,7 @@ from backend_makers import (
     torch_backend,
 )
 from example_counts import examples
+from gguf_models import write_out
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
@@ -130,10 +131,7 @@ def test_ranks_beyond_the_size_of_the_file_are_refused(
             writer.add_tensor(
                 f"{name}.lora_b", np.zeros((outputs if rank == 1 else 1, rank), np.float16)
             )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     with pytest.raises(AdapterError):
         read_back(tmp_path / "wide.gguf", tiny_base, names)
 

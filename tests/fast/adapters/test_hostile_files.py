@@ -25,6 +25,7 @@ import pytest
 from adapter_files import ARCHITECTURE, BASE, make_adapter
 from example_counts import EXHAUSTIVE, all_cases
 from gguf import GGUFWriter
+from gguf_models import write_out
 from hypothesis import settings
 from runtime_makers import correct, open_runtime
 
@@ -84,10 +85,7 @@ def model_file(path: Path, template: str = "{{ messages[0].content }}") -> Path:
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", square[0])
     writer.add_tensor("token_embd.weight", square[:4])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

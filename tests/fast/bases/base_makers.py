@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter, TokenType
+from gguf_models import write_out
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -91,8 +92,5 @@ def tiny_gguf(tiny: Base, path: Path) -> bytes:
                 plain
             ]
         writer.add_tensor(f"{plain}.weight", weight.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path.read_bytes()

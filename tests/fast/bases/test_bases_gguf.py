@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf_models import copy_fields, write_out
 
 from personalpeft.base_models.files import weights_of
 from personalpeft.base_models.gguf.tensor_names import gguf_names
@@ -39,18 +40,11 @@ def write_with_gguf_writer(path: Path, like: Path) -> Path:
     """Write a file with the content of another by a writer that holds all of it in memory."""
     reader = GGUFReader(like)
     writer = GGUFWriter(path, "llama")
-    for key, field in reader.fields.items():
-        # The reader lists format fields as keys, and the writer adds the architecture itself.
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    copy_fields(reader, writer)
     for tensor in reader.tensors:
         raw = tensor.tensor_type if tensor.tensor_type == GGMLQuantizationType.BF16 else None
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

@@ -15,7 +15,7 @@ import gguf
 import pytest
 import torch
 from backend_makers import torch_backend
-from gguf_models import CONFIGS, TEMPLATE, write_model
+from gguf_models import CONFIGS, TEMPLATE, copy_fields, write_model, write_out
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -391,10 +391,7 @@ def test_a_quantised_file_has_the_numbers_that_transformers_unpacks(
     write_model("qwen3", tiny_base, plain)
     reader = gguf.GGUFReader(plain)
     writer = gguf.GGUFWriter(path, "qwen3")
-    for key, value in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            inner = value.types[-1] if len(value.types) > 1 else None
-            writer.add_key_value(key, value.contents(), value.types[0], inner)
+    copy_fields(reader, writer)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     kind = gguf.GGMLQuantizationType.Q8_0
     for tensor in reader.tensors:
@@ -402,10 +399,7 @@ def test_a_quantised_file_has_the_numbers_that_transformers_unpacks(
             writer.add_tensor(tensor.name, gguf.quantize(tensor.data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     model = inspect_local_model(path, cache=tmp_path)
     assert (model.quantisation, model.parameters) == (
         "Q8_0",

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from personalpeft.engine.adapter_cache import AdapterCache
 from personalpeft.recent_cache import RecentCache
+from personalpeft.types import Stack
 
 SLOTS = 3
 KEYS = st.sampled_from("abcdef")
@@ -40,12 +41,12 @@ class AdapterCacheMachine(RuleBasedStateMachine):
 
     @rule(wanted=st.lists(KEYS, max_size=6))
     def assign(self, wanted: list[str]) -> None:
-        claims = self.slots.reserve(iter(wanted))
+        claims = self.slots.reserve((key, Stack(key)) for key in wanted)
         assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
         for load, key in zip(
             self.slots.allocate(claims), [c for c in claims if c not in self.uses], strict=False
         ):
-            assert load.key == key
+            assert (load.key, load.stack) == (key, Stack(key))
             idle = [
                 k
                 for k in self.uses
