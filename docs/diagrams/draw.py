@@ -37,7 +37,7 @@ VALUES = {
     "extras",
     "file_system",
     "host",
-    "recent_cache",
+    "lru_cache",
 }
 
 

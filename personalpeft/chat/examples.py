@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from personalpeft.chat.routing import ancestral_signals
+from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Vectors
-from personalpeft.recent_cache import RecentCache
 from personalpeft.store.ledger import SignalsMark
 from personalpeft.store.store import Store
 from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
@@ -50,7 +50,7 @@ class ExampleSelector:
         self._store = store
         self._memory = memory
         self._lessons = lessons
-        self._known = RecentCache[str, tuple[SignalsMark, str, tuple[PromptExample, ...]]](
+        self._known = LRUCache[str, tuple[SignalsMark, str, tuple[PromptExample, ...]]](
             _MAX_KNOWN_USERS
         )
 

@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.file_system import read_checked_file, write_checked_file
+from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder, Vectors
-from personalpeft.recent_cache import RecentCache
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, canonical_digest, default_scope
 
@@ -71,7 +71,7 @@ class AdapterRouter:
         self._general_vectors: dict[str, Vectors] | None = None
         # The lessons of a revision never change, so its region is computed once. By user and
         # revision; a layer without lessons has none.
-        self._regions = RecentCache[tuple[str, str], tuple[SimilarityRegion | None]](_MAX_REGIONS)
+        self._regions = LRUCache[tuple[str, str], tuple[SimilarityRegion | None]](_MAX_REGIONS)
 
     def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
         """Return the part of a user's stack that serves a request."""

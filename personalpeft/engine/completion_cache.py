@@ -18,7 +18,7 @@ from typing import TypeAlias
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.file_system import write_file_atomically
-from personalpeft.recent_cache import RecentCache
+from personalpeft.lru_cache import LRUCache
 from personalpeft.types import Message, Sampling, Stack, canonical_digest
 
 Completions: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
@@ -58,7 +58,7 @@ class CompletionCache:
         self._file = file
         # A machine that computed its own keeps them, so that its revisions can be built again.
         stored = {**shipped, **self._read_file()}
-        self._entries = RecentCache[_Key, str](_MAX_ENTRIES)
+        self._entries = LRUCache[_Key, str](_MAX_ENTRIES)
         for prompt in sorted(self._prompts & stored.keys()):
             self._entries.put(("", "", (Message("user", prompt),), base_sampling), stored[prompt])
 

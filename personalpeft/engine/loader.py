@@ -18,7 +18,7 @@ from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, StagedStack
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.metrics import Metrics
-from personalpeft.recent_cache import RecentCache
+from personalpeft.lru_cache import LRUCache
 from personalpeft.types import Stack
 
 _MAX_ATTACHING = 4
@@ -50,7 +50,7 @@ class AdapterLoader:
     ) -> None:
         self._backend = backend
         self._read_adapter = read_adapter
-        self._host = RecentCache[str, StagedStack](host_bytes, lambda stack: stack.nbytes)
+        self._host = LRUCache[str, StagedStack](host_bytes, lambda stack: stack.nbytes)
         self._metrics = metrics
         self._timer = timer
         self._on_loaded = on_loaded

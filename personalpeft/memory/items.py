@@ -18,11 +18,11 @@ from personalpeft.arguments import check_list
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
+from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.conflicts import superseded_facts
 from personalpeft.memory.languages import ENGLISH, find_language
 from personalpeft.memory.rendering import PromptItems, quote_line
 from personalpeft.memory.types import AugmentedPrompt, Embedder, Item, ItemKind, Vectors
-from personalpeft.recent_cache import RecentCache
 from personalpeft.types import TRAINS, Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Memory:
         self._ledger = ledger
         self._catalog = catalog
         self.embedder = embedder
-        self._known: RecentCache[str, tuple[SignalsMark, tuple[Signal, ...]]] = RecentCache(
+        self._known: LRUCache[str, tuple[SignalsMark, tuple[Signal, ...]]] = LRUCache(
             _MAX_KNOWN_USERS
         )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from personalpeft.engine.adapter_cache import AdapterCache
-from personalpeft.recent_cache import RecentCache
+from personalpeft.lru_cache import LRUCache
 from personalpeft.types import Stack
 
 SLOTS = 3
@@ -119,7 +119,7 @@ TestSlotsAgainstAModel.settings = examples(30)
 def test_host_memory_holds_the_last_used_and_never_too_many_bytes(
     limit: int, acts: list[tuple[str, int | None]]
 ) -> None:
-    cache = RecentCache[str, SizedStack](limit, lambda stack: stack.nbytes)
+    cache = LRUCache[str, SizedStack](limit, lambda stack: stack.nbytes)
     kept = dict[str, int]()
     for key, size in acts:
         if size is None:

@@ -1,4 +1,4 @@
-"""A cache of the values that were used last."""
+"""A cache of the values that were used last (least recently used ones leave)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class RecentCache(Generic[K, V]):
-    """Values up to a limit; the least recently used leave. Thread-safe.
+class LRUCache(Generic[K, V]):
+    """Values up to a limit. The least recently used leave. Thread-safe.
 
     Args:
         limit: The most that all values together may weigh.
