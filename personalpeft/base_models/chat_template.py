@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Never
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
@@ -127,24 +127,19 @@ def escape_control_tokens(text: str, control: Sequence[str]) -> str:
 
 def _messages_for_template(message: Message, control: Sequence[str]) -> dict[str, Any]:
     """Return a message as templates read it."""
-    fields: dict[str, Any] = {
-        "role": escape_control_tokens(message.role, control),
-        "content": escape_control_tokens(message.content, control),
-    }
+    escape = partial(_escaped, control=control)
+    fields: dict[str, Any] = {"role": escape(message.role), "content": escape(message.content)}
     if message.tool_calls:
         fields["tool_calls"] = [
             {
-                "id": escape_control_tokens(call.id, control),
+                "id": escape(call.id),
                 "type": "function",
-                "function": {
-                    "name": escape_control_tokens(call.name, control),
-                    "arguments": _escaped(call.arguments, control),
-                },
+                "function": {"name": escape(call.name), "arguments": escape(call.arguments)},
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        fields["tool_call_id"] = escape_control_tokens(message.tool_call_id, control)
+        fields["tool_call_id"] = escape(message.tool_call_id)
     return fields
 
 
@@ -153,10 +148,7 @@ def _escaped(value: Any, control: Sequence[str]) -> Any:
     if isinstance(value, str):
         return escape_control_tokens(value, control)
     if isinstance(value, Mapping):
-        return {
-            escape_control_tokens(key, control): _escaped(each, control)
-            for key, each in value.items()
-        }
+        return {_escaped(key, control): _escaped(each, control) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(each, control) for each in value]
     return value
