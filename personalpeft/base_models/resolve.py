@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -65,6 +66,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         CardError: The card does not fit its model.
     """
     report = progress or (lambda stage, done: None)
+    prepare = partial(_entry, card, cache, report)
     source = card.source
     if parts := gguf_parts(card):
         if source.kind == "gguf":
@@ -73,22 +75,15 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
             parts, cache, lambda done: report(f"Checking {parts[0].name}", done)
         )
         check_digest(card, weights, str(parts[0]))
-        entry = _entry(
-            card,
+        entry = prepare(
             canonical_digest([weights, "config"]),
-            cache,
-            report,
             lambda into: write_gguf_config(join_parts(card, parts, cache), into, report),
         )
         return _base(card, entry.folder, cache, entry, weights, _GGUF_TOKENIZER)
 
     if source.kind == "random" and (shape := source.shape) is not None:
-        key = canonical_digest([source.seed, asdict(shape), card.context])
-        entry = _entry(
-            card,
-            key,
-            cache,
-            report,
+        entry = prepare(
+            canonical_digest([source.seed, asdict(shape), card.context]),
             lambda into: make_random_model(source.seed, shape, card.context, into),
         )
         weights = canonical_digest([entry.files[SINGLE], asdict(shape)])
@@ -108,7 +103,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         for path in folder.iterdir()
         if path.suffix in (".json", ".jinja") and path.name not in digests and path.is_file()
     }
-    entry = _entry(card, canonical_digest([weights, settings]), cache, report, lambda into: folder)
+    entry = prepare(canonical_digest([weights, settings]), lambda into: folder)
     return _base(card, folder, cache, entry, weights, digests["tokenizer.json"])
 
 
@@ -156,7 +151,7 @@ def unpacked_bytes(base: Base) -> int:
 
 
 def _entry(
-    card: ModelCard, key: str, cache: Path, report: Progress, make: Callable[[Path], Path]
+    card: ModelCard, cache: Path, report: Progress, key: str, make: Callable[[Path], Path]
 ) -> Entry:
     """Return a source's entry of the cache, with the facts about its model.
 
