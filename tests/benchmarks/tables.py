@@ -97,34 +97,22 @@ def tables_of(result: Result) -> Mapping[str, Table]:
 
 
 def _style(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = (
-        "style",
-        "verdict",
-        "in style",
-        "base",
-        "general right",
-        "general kept",
-        "probes kept",
-        "KL, nats a token",
-        "learn, s",
-        "rollback the same",
-    )
     rows = (
-        (
-            each["style"],
-            each["verdict"],
-            _of(each, "in_style", 10),
-            _of(each, "base_in_style", 10),
-            _of(each, "general_right", each.get("general_asked")),
-            _of(each, "facts_kept", each.get("facts_before")),
-            _of(each, "probes_kept", each.get("probes_before")),
-            _fixed(each.get("kl"), 2),
-            _fixed(each.get("learn_seconds"), 1),
-            {True: "yes", False: "NO"}.get(each.get("rollback_identical"), ""),
-        )
+        {
+            "style": each["style"],
+            "verdict": each["verdict"],
+            "in style": _of(each, "in_style", 10),
+            "base": _of(each, "base_in_style", 10),
+            "general right": _of(each, "general_right", each.get("general_asked")),
+            "general kept": _of(each, "facts_kept", each.get("facts_before")),
+            "probes kept": _of(each, "probes_kept", each.get("probes_before")),
+            "KL, nats a token": _fixed(each.get("kl"), 2),
+            "learn, s": _fixed(each.get("learn_seconds"), 1),
+            "rollback the same": {True: "yes", False: "NO"}.get(each.get("rollback_identical"), ""),
+        }
         for each in result["styles"]
     )
-    yield "styles", make_table(heads, rows)
+    yield "styles", _table_of(rows)
     process = (
         ("first token of a fresh process, s", _fixed(result.get("first_token_seconds"), 1)),
         (
@@ -137,30 +125,20 @@ def _style(result: Result) -> Iterator[tuple[str, Table]]:
 
 
 def _rebase(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = (
-        "style",
-        "verdict",
-        "improved",
-        "regressed",
-        "tied",
-        "nats a byte before",
-        "after",
-        "leakage, AUC",
-        "learn, s",
-        "rebase, s",
-    )
     rows = (
-        (
-            each["style"],
-            each["outcome"],
-            *(_plain(each[name]) for name in ("improved", "regressed", "tied")),
-            *(_fixed(each[name], 3) for name in ("before", "after")),
-            _fixed(each["leakage"], 2),
-            *(_fixed(each[name], 0) for name in ("learn_seconds", "rebase_seconds")),
-        )
+        {
+            "style": each["style"],
+            "verdict": each["outcome"],
+            **{name: _plain(each[name]) for name in ("improved", "regressed", "tied")},
+            "nats a byte before": _fixed(each["before"], 3),
+            "after": _fixed(each["after"], 3),
+            "leakage, AUC": _fixed(each["leakage"], 2),
+            "learn, s": _fixed(each["learn_seconds"], 0),
+            "rebase, s": _fixed(each["rebase_seconds"], 0),
+        }
         for each in result["users"]
     )
-    yield "moves", make_table(heads, rows)
+    yield "moves", _table_of(rows)
 
 
 def _catalog(result: Result) -> Iterator[tuple[str, Table]]:
@@ -224,18 +202,16 @@ def _serve(result: Result) -> Iterator[tuple[str, Table]]:
 
 
 def _soak(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = ("figure", "second quarter", "last quarter", "ratio")
-    rows = [
-        (
-            name,
-            f"{each['second_quarter']:.4g}",
-            f"{each['last_quarter']:.4g}",
-            f"{each['ratio']:.3f}",
-        )
+    rows = (
+        {
+            "figure": name,
+            "second quarter": f"{result[name]['second_quarter']:.4g}",
+            "last quarter": f"{result[name]['last_quarter']:.4g}",
+            "ratio": f"{result[name]['ratio']:.3f}",
+        }
         for name in ("memory_mb", "open_files", "threads")
-        for each in [result[name]]
-    ]
-    yield "soak", make_table(heads, rows)
+    )
+    yield "soak", _table_of(rows)
 
 
 def _promote(result: Result) -> Iterator[tuple[str, Table]]:
@@ -248,33 +224,21 @@ def _promote(result: Result) -> Iterator[tuple[str, Table]]:
 
 
 def _weights(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = (
-        "shape",
-        "blocks",
-        "file, MB",
-        "tokens/s",
-        "tokens/s, loaded",
-        "file over loaded",
-        "peak, MB",
-        "not of files, MB",
-        "peak, loaded, MB",
+    rows = (
+        {
+            "shape": each["shape"],
+            "blocks": f"{each['blocks']} of {each['of_blocks']}",
+            "file, MB": _whole(each["file_mb"]),
+            "tokens/s": _plain(each["tokens_per_second"].get("mapped")),
+            "tokens/s, loaded": _plain(each["tokens_per_second"].get("loaded")),
+            "file over loaded": _range(each.get("mapped_over_loaded")),
+            "peak, MB": _whole(each["peak_mb"].get("mapped")),
+            "not of files, MB": _whole(each["anonymous_mb"].get("mapped")),
+            "peak, loaded, MB": _whole(each["peak_mb"].get("loaded")),
+        }
+        for each in result["shapes"]
     )
-
-    def row(each: Result) -> Sequence[str]:
-        rates, peaks = each["tokens_per_second"], each["peak_mb"]
-        return (
-            each["shape"],
-            f"{each['blocks']} of {each['of_blocks']}",
-            _whole(each["file_mb"]),
-            _plain(rates.get("mapped")),
-            _plain(rates.get("loaded")),
-            _range(each.get("mapped_over_loaded")),
-            _whole(peaks.get("mapped")),
-            _whole(each["anonymous_mb"].get("mapped")),
-            _whole(peaks.get("loaded")),
-        )
-
-    yield "weights", make_table(heads, map(row, result["shapes"]))
+    yield "weights", _table_of(rows)
 
 
 def _wave(result: Result) -> Iterator[tuple[str, Table]]:
@@ -421,105 +385,96 @@ def _learn(result: Result) -> Iterator[tuple[str, Table]]:
 
 
 def _edits(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = ("style", "base", "greedy", "sampled", "verdict", "learn, s", "general")
     rows = (
-        (
-            each["name"],
-            *(_of(each, way, each["asked"]) for way in ("base", "greedy", "sampled")),
-            each["verdict"],
-            _fixed(each["seconds"], 1),
-            _of(each, "general", each["general_asked"]),
-        )
+        {
+            "style": each["name"],
+            **{way: _of(each, way, each["asked"]) for way in ("base", "greedy", "sampled")},
+            "verdict": each["verdict"],
+            "learn, s": _fixed(each["seconds"], 1),
+            "general": _of(each, "general", each["general_asked"]),
+        }
         for each in result["styles"]
     )
-    yield "styles", make_table(heads, rows)
+    yield "styles", _table_of(rows)
 
 
 def _thumbs(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = (
-        "likes",
-        "thumbs up, down",
-        "before",
-        "after",
-        "verdict",
-        "items improved, regressed",
-        "learn, s",
-        "general",
-    )
     rows = (
-        (
-            each["name"],
-            f"{each['up']}, {each['down']}",
-            _of(each, "before", each["asked"]),
-            _of(each, "after", each["asked"]),
-            each["verdict"],
-            f"{each['improved']}, {each['regressed']}",
-            _fixed(each["seconds"], 1),
-            _of(each, "general", each["general_asked"]),
-        )
+        {
+            "likes": each["name"],
+            "thumbs up, down": f"{each['up']}, {each['down']}",
+            "before": _of(each, "before", each["asked"]),
+            "after": _of(each, "after", each["asked"]),
+            "verdict": each["verdict"],
+            "items improved, regressed": f"{each['improved']}, {each['regressed']}",
+            "learn, s": _fixed(each["seconds"], 1),
+            "general": _of(each, "general", each["general_asked"]),
+        }
         for each in result["users"]
     )
-    yield "users", make_table(heads, rows)
+    yield "users", _table_of(rows)
 
 
 def _gate(result: Result) -> Iterator[tuple[str, Table]]:
-    kinds = (
-        (name, f"{each['ran']}", f"{each['live']}") for name, each in result["by_kind"].items()
+    rows = (
+        {"kind": name, "ran": f"{each['ran']}", "became live": f"{each['live']}"}
+        for name, each in result["by_kind"].items()
     )
-    yield "kinds", make_table(("kind", "ran", "became live"), kinds)
-    batches = (
-        (
-            each["kind"],
-            each["name"],
-            "live" if each["live"] else "no",
-            _fixed(each["seconds"], 1),
-            "; ".join(each["learns"]),
-        )
+    yield "kinds", _table_of(rows)
+    rows = (
+        {
+            "kind": each["kind"],
+            "batch": each["name"],
+            "live": "live" if each["live"] else "no",
+            "s": _fixed(each["seconds"], 1),
+            "why": "; ".join(each["learns"]),
+        }
         for each in result.get("cases", ())
     )
-    yield "batches", make_table(("kind", "batch", "live", "s", "why"), batches)
+    yield "batches", _table_of(rows)
 
 
 def _nulls(result: Result) -> Iterator[tuple[str, Table]]:
     rows = (
-        (kind, f"{each['ran']}", f"{each['live']}", f"{each['for_good']}")
+        {
+            "kind": kind,
+            "ran": f"{each['ran']}",
+            "went live": f"{each['live']}",
+            "for good": f"{each['for_good']}",
+        }
         for kind, each in result["kinds"].items()
     )
-    yield "kinds", make_table(("kind", "ran", "went live", "for good"), rows)
+    yield "kinds", _table_of(rows)
 
 
 def _prefeval(result: Result) -> Iterator[tuple[str, Table]]:
-    ways = list(result["accuracy"])
     topics = {**result["asked"], "all": sum(result["asked"].values())}
     rows = (
-        (f"{topic}, {count}", *(_percent(result["accuracy"][way][topic]) for way in ways))
+        {
+            "topic": f"{topic}, {count}",
+            **{way: _percent(shares[topic]) for way, shares in result["accuracy"].items()},
+        }
         for topic, count in topics.items()
     )
-    yield "topics", make_table(("topic", *ways), rows)
+    yield "topics", _table_of(rows)
 
 
 def _skill(result: Result) -> Iterator[tuple[str, Table]]:
-    heads = ("after", "passed", "95 %", "attached", "verdict", "reason", "steps", "seconds")
-
-    def rate(each: Result) -> tuple[str, str, str]:
-        interval = f"{_percent(each['least'])} to {_percent(each['most'])}"
-        return _of(each, "passed", each["asked"]), interval, _whole(each.get("attached"))
-
-    rows = [
-        ("nothing (the base)", *rate(result["before"]), "", "", "", ""),
-        *(
-            (
-                each["name"],
-                *rate(each["unseen"]),
-                each["verdict"],
-                each["reason"],
-                _whole(each.get("steps")),
-                _fixed(each["seconds"], 0),
-            )
-            for each in result["stages"]
-        ),
-    ]
-    yield "stages", make_table(heads, rows)
+    base = {"name": "nothing (the base)", "unseen": result["before"]}
+    rows = (
+        {
+            "after": each["name"],
+            "passed": _of(each["unseen"], "passed", each["unseen"]["asked"]),
+            "95 %": f"{_percent(each['unseen']['least'])} to {_percent(each['unseen']['most'])}",
+            "attached": _whole(each["unseen"].get("attached")),
+            "verdict": each.get("verdict", ""),
+            "reason": each.get("reason", ""),
+            "steps": _whole(each.get("steps")),
+            "seconds": _fixed(each.get("seconds"), 0),
+        }
+        for each in (base, *result["stages"])
+    )
+    yield "stages", _table_of(rows)
 
 
 def _world(result: Result) -> Iterator[tuple[str, Table]]:
@@ -578,6 +533,12 @@ _TABLES: Mapping[str, Callable[[Result], Iterable[tuple[str, Table]]]] = {
     "world": _world,
     "skill": _skill,
 }
+
+
+def _table_of(rows: Iterable[Mapping[str, str]]) -> Table:
+    """Make a table of rows that have their cells by the headings."""
+    rows = list(rows)
+    return make_table(tuple(rows[0]) if rows else (), (tuple(row.values()) for row in rows))
 
 
 def _spread_table(result: Result, figures: Result, unit: str = "") -> Table:
