@@ -11,11 +11,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import baselines
-from benchmarks.figures import alternate, ratio, spread
+from benchmarks.figures import alternate, medians, ranges, ratio, spread
 from benchmarks.load_users import load_users
 from personalpeft.backends.base import StagedStack
 from personalpeft.types import Stack
@@ -24,27 +24,15 @@ _ADAPTERS = 8
 _LOADS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class AttachBench:
-    """The object that ``--json`` prints.
+def bench_attach(
+    base_name: str, *, repetitions: int, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure our loads and PEFT's alternately.
 
     Figures are medians over the repetitions, each the mean of ten loads (PEFT: of one). ``spread``
     has their least and most. ``peft_load`` is PEFT's documented ``load_adapter``;
     ``peft_load_quick`` skips its work for training (``low_cpu_mem_usage=True``,
     ``autocast_adapter_dtype=False``).
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    milliseconds: dict[str, float]
-    ratios: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-    adapter_mb: float
-
-
-def bench_attach(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> AttachBench:
-    """Measure our loads and PEFT's alternately.
 
     Raises:
         MissingPackage: PEFT is not installed.
@@ -58,7 +46,6 @@ def bench_attach(base_name: str, *, repetitions: int, echo: Callable[[str], None
         stacks = [loaded.stack(number) for number in range(_ADAPTERS)]
         echo("loading the peer")
         peft = baselines.load_with_adapters(loaded.runtime.model_folder(), folders[:1])
-
         staged = {stack.digest: loaded.stage(stack) for stack in stacks}
 
         def time_ours(bring: Callable[[Stack], StagedStack]) -> Callable[[int], float]:
@@ -109,12 +96,12 @@ def bench_attach(base_name: str, *, repetitions: int, echo: Callable[[str], None
                 figures["peft_load_quick"], figures["disk_to_slot"]
             ),
         }
-        return AttachBench(
-            bench="attach",
-            base=base_name,
-            repetitions=repetitions,
-            milliseconds={key: each.median for key, each in times.items()},
-            ratios={key: each.median for key, each in ratios.items()},
-            spread={key: (each.least, each.most) for key, each in {**times, **ratios}.items()},
-            adapter_mb=round(staged[stacks[0].digest].nbytes / 1e6, 2),
-        )
+        return {
+            "bench": "attach",
+            "base": base_name,
+            "repetitions": repetitions,
+            "milliseconds": medians(times),
+            "ratios": medians(ratios),
+            "spread": ranges({**times, **ratios}),
+            "adapter_mb": round(staged[stacks[0].digest].nbytes / 1e6, 2),
+        }

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
-from benchmarks.figures import alternate, ratio, spread
+from benchmarks.figures import alternate, medians, ranges, ratio, spread
 from benchmarks.load_users import RANK, LoadedUsers, both_samplings, load_users
 from personalpeft.backends.base import Continuation, SessionSpec
 from personalpeft.engine.engine import Request
@@ -23,30 +23,15 @@ _STEPS = 4
 _SETTLE_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class BusyBench:
-    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
-
-    Chats are in tokens a second, learns in optimizer steps a second. ``sampled`` chats are with the
-    card's sampling, and the others are greedy. A chat's ratio is its loaded rate over its idle
-    rate. A learn's ratio is the factor by which it takes longer.
-    """
-
-    bench: str
-    base: str
-    cores: int
-    repetitions: int
-    rates: dict[str, float]
-    ratios: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-
-
 def bench_busy(
     base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> BusyBench:
+) -> dict[str, Any]:
     """Measure the same work beside none, one, and one program for each core, alternately.
 
-    A chat is measured on torch and on llama.cpp.
+    Chats are in tokens a second on torch and on llama.cpp, learns in optimizer steps a second.
+    ``sampled`` chats are with the card's sampling, and the others are greedy. A chat's ratio is its
+    loaded rate over its idle rate. A learn's ratio is the factor by which it takes longer.
+    ``spread`` has the least and the most.
     """
     cores = psutil.cpu_count() or 1
     with (
@@ -90,15 +75,15 @@ def bench_busy(
         ratios[f"{compared}_vs_greedy"] = ratio(
             figures[f"{chat}_sampled_beside_0"], figures[f"{chat}_beside_0"]
         )
-    return BusyBench(
-        bench="busy",
-        base=base_name,
-        cores=cores,
-        repetitions=repetitions,
-        rates={name: each.median for name, each in rates.items()},
-        ratios={name: each.median for name, each in ratios.items()},
-        spread={name: (each.least, each.most) for name, each in {**rates, **ratios}.items()},
-    )
+    return {
+        "bench": "busy",
+        "base": base_name,
+        "cores": cores,
+        "repetitions": repetitions,
+        "rates": medians(rates),
+        "ratios": medians(ratios),
+        "spread": ranges({**rates, **ratios}),
+    }
 
 
 def _beside(neighbours: int, work: Callable[[int], float]) -> Callable[[int], float]:

@@ -8,8 +8,8 @@ tokens for each parameter.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.facts import facts
 from benchmarks.learn_course import chat_all
-from benchmarks.result_cache import ResultCache
+from benchmarks.result_cache import Figures, ResultCache
 from benchmarks.sweep import general
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
@@ -29,45 +29,6 @@ from personalpeft.types import canonical_digest
 _ANSWER = 24
 _USER = "bench"
 _LAYER = "memory"
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityRun:
-    """The result of one run.
-
-    Of ``facts``, ``recalled`` were right on the unseen phrasing and the next field on the first
-    learned one. The lessons took ``tokens`` of the layer's trained ``parameters``. The base had
-    ``known`` general answers right; ``kept`` of them are still right. ``kl`` is in nats a token
-    from the base.
-    """
-
-    key: str
-    base: str
-    facts: int
-    rank: int
-    seed: int
-    tokens: int
-    parameters: int
-    recalled: int
-    recalled_as_told: int
-    kept: int
-    known: int
-    kl: float | None
-    verdict: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityBench:
-    """The object that ``--json`` prints: the requested runs, cached ones too.
-
-    ``rank`` is the default.
-    """
-
-    bench: str
-    base: str
-    rank: int
-    loads: tuple[CapacityRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +49,11 @@ def bench_capacity(
     seeds: int,
     keep: Path,
     echo: Callable[[str], None],
-) -> CapacityBench:
-    """Run what is not cached, at the default rank without ``ranks``."""
+) -> dict[str, Any]:
+    """Run what is not cached, at the default rank without ``ranks``, and return all of these runs.
+
+    ``rank`` is the default.
+    """
     card = find_card(base)
     with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
         projections = runtime.base().architecture.projections
@@ -107,8 +71,7 @@ def bench_capacity(
     kept = ResultCache(keep, "capacity")
     known: list[bool] = []
 
-    def measure(key: str) -> Mapping[str, Any]:
-        run = runs[key]
+    def measure(run: _Run, before: float) -> Figures:
         echo(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
         if not known:
             with (
@@ -116,17 +79,25 @@ def bench_capacity(
                 personalpeft.open(folder, base) as runtime,
             ):
                 known.extend(general(runtime.user(_USER), layers=[]))
-        return asdict(_measured(run, card, known, base=base))
+        return _measured(run, card, known, base=base)
 
-    for key in kept.complete(runs, measure):
-        load = kept.figures()[key]
+    def tell(run: _Run, load: Figures) -> None:
         recalled, right = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
         echo(f"  {recalled} recalled, {right} kept, {load['seconds']:.0f} s")
-    loads = tuple(CapacityRun(**figures) for key, figures in kept.figures().items() if key in runs)
-    return CapacityBench("capacity", base, rank, loads)
+
+    kept.complete(runs, measure, tell)
+    loads = [figures for key, figures in kept.figures().items() if key in runs]
+    return {"bench": "capacity", "base": base, "rank": rank, "loads": loads}
 
 
-def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -> CapacityRun:
+def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -> Figures:
+    """Measure one run.
+
+    Of ``facts``, ``recalled`` were right on the unseen phrasing and the next field on the first
+    learned one. The lessons took ``tokens`` of the layer's trained ``parameters``. The base had
+    ``known`` general answers right; ``kept`` of them are still right. ``kl`` is in nats a token
+    from the base.
+    """
     told = facts(run.facts, run.recipe.seed)
     learning = {**card.learning, _LAYER: run.recipe.model_dump(mode="json")}
     with tempfile.TemporaryDirectory() as folder:
@@ -142,22 +113,21 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
                 _answers(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
             )
             right = general(user, layers=[_LAYER]) if live else [False] * len(known)
-    return CapacityRun(
-        key=run.key,
-        base=base,
-        facts=run.facts,
-        rank=run.recipe.rank,
-        seed=run.recipe.seed,
-        tokens=report.capacity["tokens"],
-        parameters=report.capacity["parameters"],
-        recalled=sum(fact.is_in(text) for fact, text in zip(told, unseen, strict=True)),
-        recalled_as_told=sum(fact.is_in(text) for fact, text in zip(told, as_told, strict=True)),
-        kept=sum(now and before for now, before in zip(right, known, strict=True)),
-        known=sum(known),
-        kl=report.scores["probes"]["kl"] if report.scores else None,
-        verdict=str(report.verdict),
-        seconds=report.seconds,
-    )
+    return {
+        "base": base,
+        "facts": run.facts,
+        "rank": run.recipe.rank,
+        "seed": run.recipe.seed,
+        "tokens": report.capacity["tokens"],
+        "parameters": report.capacity["parameters"],
+        "recalled": sum(fact.is_in(text) for fact, text in zip(told, unseen, strict=True)),
+        "recalled_as_told": sum(fact.is_in(text) for fact, text in zip(told, as_told, strict=True)),
+        "kept": sum(now and before for now, before in zip(right, known, strict=True)),
+        "known": sum(known),
+        "kl": report.scores["probes"]["kl"] if report.scores else None,
+        "verdict": str(report.verdict),
+        "seconds": report.seconds,
+    }
 
 
 def _answers(user: User, questions: Sequence[str]) -> list[str]:

@@ -18,9 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,53 +46,13 @@ _RESOLVED, _RESOLVED_COLD, _PAGES, _PUBLISHED, _LOOSE = 20_000, 2000, 50, 300, 2
 _SEED = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The measurements of a new process.
-
-    A cold figure is measured after its file was dropped from the page cache. It is None where that
-    is impossible.
-    """
-
-    open_seconds: float
-    resolve_p50_ms: float
-    resolve_p99_ms: float
-    resolve_cold_p50_ms: float | None
-    resolve_cold_p99_ms: float | None
-    list_page_ms: float
-    rss_mb: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogBench:
-    """The object that ``--json`` prints.
+def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> dict[str, Any]:
+    """Build, measure and delete the home.
 
     A page has 100 users. The figures ``at_1_percent`` are of the same home with a hundredth of its
-    users; ``home_mb`` is its size on disk.
+    users; ``home_mb`` is its size on disk. A cold figure is measured after its file was dropped from
+    the page cache. It is None where that is impossible.
     """
-
-    bench: str
-    users: int
-    build_seconds: float
-    home_mb: int
-    open_seconds: float
-    resolve_p50_ms: float
-    resolve_p99_ms: float
-    resolve_cold_p50_ms: float | None
-    resolve_cold_p99_ms: float | None
-    resolve_p99_ms_at_1_percent: float
-    list_page_ms: float
-    list_page_ms_at_1_percent: float
-    publish_per_second: float
-    publish_per_second_at_1_percent: float
-    collect_seconds: float
-    collected: int
-    rss_mb: int | None
-    rss_mb_at_1_percent: int | None
-
-
-def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> CatalogBench:
-    """Build, measure and delete the home."""
     base, few = fake_base(), max(1, users // 100)
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
@@ -118,26 +78,26 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
         at_all = _probe(home, users)
         collected, seconds = _collect(home)
         size = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
-        return CatalogBench(
-            bench="catalog",
-            users=users,
-            build_seconds=round(early + late, 1),
-            home_mb=size >> 20,
-            open_seconds=at_all.open_seconds,
-            resolve_p50_ms=at_all.resolve_p50_ms,
-            resolve_p99_ms=at_all.resolve_p99_ms,
-            resolve_cold_p50_ms=at_all.resolve_cold_p50_ms,
-            resolve_cold_p99_ms=at_all.resolve_cold_p99_ms,
-            resolve_p99_ms_at_1_percent=at_few.resolve_p99_ms,
-            list_page_ms=at_all.list_page_ms,
-            list_page_ms_at_1_percent=at_few.list_page_ms,
-            publish_per_second=promoted,
-            publish_per_second_at_1_percent=promoted_early,
-            collect_seconds=seconds,
-            collected=collected,
-            rss_mb=at_all.rss_mb,
-            rss_mb_at_1_percent=at_few.rss_mb,
-        )
+        return {
+            "bench": "catalog",
+            "users": users,
+            "build_seconds": round(early + late, 1),
+            "home_mb": size >> 20,
+            "open_seconds": at_all["open_seconds"],
+            "resolve_p50_ms": at_all["resolve_p50_ms"],
+            "resolve_p99_ms": at_all["resolve_p99_ms"],
+            "resolve_cold_p50_ms": at_all["resolve_cold_p50_ms"],
+            "resolve_cold_p99_ms": at_all["resolve_cold_p99_ms"],
+            "resolve_p99_ms_at_1_percent": at_few["resolve_p99_ms"],
+            "list_page_ms": at_all["list_page_ms"],
+            "list_page_ms_at_1_percent": at_few["list_page_ms"],
+            "publish_per_second": promoted,
+            "publish_per_second_at_1_percent": promoted_early,
+            "collect_seconds": seconds,
+            "collected": collected,
+            "rss_mb": at_all["rss_mb"],
+            "rss_mb_at_1_percent": at_few["rss_mb"],
+        }
 
 
 def builds(base: Base, first: int, end: int) -> Iterator[NewRevision]:
@@ -225,14 +185,15 @@ def _collect(home: Path) -> tuple[int, float]:
         return found.blobs, round(time.perf_counter() - began, 3)
 
 
-def _probe(home: Path, users: int) -> Probe:
+def _probe(home: Path, users: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.catalog", str(home), str(users)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=child_environment())
-    return Probe(**json.loads(ran.stdout))
+    probe: dict[str, Any] = json.loads(ran.stdout)
+    return probe
 
 
-def measure(home: Path, users: int) -> Probe:
-    """Measure what ``Probe`` holds, in this process."""
+def measure(home: Path, users: int) -> dict[str, Any]:
+    """Measure a home of so many users in this process, which is a new one."""
     draw = random.Random(_SEED)
     began = time.perf_counter()
     with personalpeft.open(home, backend="fake") as runtime:
@@ -256,15 +217,15 @@ def measure(home: Path, users: int) -> Probe:
             began = time.perf_counter()
             runtime.users(after=name(draw.randrange(users)))
             pages.append((time.perf_counter() - began) * 1000)
-        return Probe(
-            open_seconds=round(opened, 3),
-            resolve_p50_ms=round(percentile(warm, 50), 3),
-            resolve_p99_ms=round(percentile(warm, 99), 3),
-            resolve_cold_p50_ms=round(percentile(cold, 50), 3) if cold else None,
-            resolve_cold_p99_ms=round(percentile(cold, 99), 3) if cold else None,
-            list_page_ms=round(statistics.median(pages), 3),
-            rss_mb=peak_mb(),
-        )
+        return {
+            "open_seconds": round(opened, 3),
+            "resolve_p50_ms": round(percentile(warm, 50), 3),
+            "resolve_p99_ms": round(percentile(warm, 99), 3),
+            "resolve_cold_p50_ms": round(percentile(cold, 50), 3) if cold else None,
+            "resolve_cold_p99_ms": round(percentile(cold, 99), 3) if cold else None,
+            "list_page_ms": round(statistics.median(pages), 3),
+            "rss_mb": peak_mb(),
+        }
 
 
 def _drop_from_page_cache(home: Path) -> bool:
@@ -284,4 +245,4 @@ def _read_through(home: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(measure(Path(sys.argv[1]), int(sys.argv[2])))))
+    sys.stdout.write(json.dumps(measure(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,4 +1,4 @@
-"""The commands ``bench`` ``learn``, ``edits``, ``rebase``, ``thumbs``, ``gate``, ``nulls``, ``prefeval``."""
+"""The commands of ``bench`` that measure learning."""
 
 from __future__ import annotations
 
@@ -11,14 +11,46 @@ import click
 
 from benchmarks.cli_options import keep_option, printer
 from benchmarks.result import emit_result
+from benchmarks.result_cache import ResultCache
 from personalpeft_app.options import Function, GlobalOptions, command, option
 from personalpeft_app.progress import Display
 
 _ALL = 40
+_WORLD_PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
 
 
 def _seed(function: Function) -> Function:
     return option("--seed", default=0, help="Decides who says what.")(function)
+
+
+@command(
+    "style", examples=("personalpeft bench style", "personalpeft bench style --only pirate --json")
+)
+@click.option(
+    "--only", multiple=True, metavar="STYLE", help="One style; may be given more than once."
+)
+def bench_style(common: GlobalOptions, only: tuple[str, ...]) -> None:
+    """A dozen edits, one learn: what changes and what does not.
+
+    Twelve edits in each of some styles, one learn each. Shows how many unseen answers are in the
+    style, the change of general answers, and the time. Takes some minutes.
+    """
+    from benchmarks import style
+    from benchmarks.styles import STYLES
+
+    known = {each.name: each for each in STYLES}
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise click.BadParameter(
+            f"there is no style {unknown[0]!r}; there are {', '.join(known)}.", param_hint="--only"
+        )
+    found = style.bench_style(
+        [known[name] for name in only] or list(STYLES),
+        base=common.base_name(),
+        backend=common.backend or "torch",
+        echo=printer(common),
+    )
+    emit_result(common, found)
 
 
 @command(
@@ -75,23 +107,19 @@ def bench_learn(
         base=common.base_name(),
         backend=backend,
     )
-    with _kept(keep) as folder, Display(common) as display:
-        found = learn.bench_learn(
-            course,
-            learn.ResultCache(folder, "learn"),
-            echo=_printer(common, display),
-            progress=display,
-        )
+    with _cached(keep, "learn") as cache, Display(common) as display:
+        found = learn.bench_learn(course, cache, echo=_printer(common, display), progress=display)
+    verdicts = [f"{count} {verdict}" for verdict, count in found["verdicts"].items()]
     more = [
-        *(f"{name}: {_figure(figure)} times" for name, figure in found.ratios.items() if figure),
+        *(f"{name}: {_figure(figure)} times" for name, figure in found["ratios"].items() if figure),
         *(
             f"{way}: {took['seconds']:.1f} s, at most {took['peak_mb']} MB"
-            for way, took in found.together.items()
+            for way, took in found["together"].items()
         ),
-        f"general answers kept by night: {', '.join(map(_percent, found.locality_by_night))}",
-        f"bad last nights that became live: {found.bad_updates_accepted['both']} of {len(found.people)}",
-        f"learns: {', '.join(f'{count} {verdict}' for verdict, count in found.verdicts.items())}",
-        *(f"  not live: {reason}" for reason in found.refused),
+        f"general answers kept by night: {', '.join(map(_percent, found['locality_by_night']))}",
+        f"bad last nights that became live: {found['bad_updates_accepted']['both']} of {len(found['people'])}",
+        f"learns: {', '.join(verdicts)}",
+        *(f"  not live: {reason}" for reason in found["refused"]),
     ]
     emit_result(common, found, "\n".join(more))
 
@@ -121,23 +149,28 @@ def bench_edits(
     from benchmarks import edits
     from benchmarks.edit_styles import select_styles
 
-    backend = common.backend or "torch"
-    run = edits.EditsRun(select_styles(styles, limit), seed, common.base_name(), backend)
-    with _kept(keep) as folder, Display(common) as display:
+    with _cached(keep, "edits") as cache, Display(common) as display:
         found = edits.bench_edits(
-            run,
-            edits.ResultCache(folder, "edits"),
+            select_styles(styles, limit),
+            seed=seed,
+            base=common.base_name(),
+            backend=common.backend or "torch",
+            keep=cache,
             echo=_printer(common, display),
             progress=display,
         )
     more = [
         *(
             f"{name}: {', '.join(f'{way} {_percent(share)}' for way, share in shares.items())}"
-            for name, shares in found.shares.items()
+            for name, shares in found["shares"].items()
         ),
-        f"general answers still right: {_percent(found.general)}",
-        f"live with fewer than {edits.ENOUGH} of 10: {', '.join(found.live_below_enough) or 'none'}",
-        *(f"  not live: {each.name}: {each.reason}" for each in found.styles if not each.live),
+        f"general answers still right: {_percent(found['general'])}",
+        f"live with fewer than {edits.ENOUGH} of 10: {', '.join(found['live_below_enough']) or 'none'}",
+        *(
+            f"  not live: {each['name']}: {each['reason']}"
+            for each in found["styles"]
+            if not each["live"]
+        ),
     ]
     emit_result(common, found, "\n".join(more))
 
@@ -171,7 +204,9 @@ def bench_rebase(common: GlobalOptions, to: str, styles: tuple[str, ...], limit:
             backend=common.backend or "torch",
             progress=display,
         )
-    emit_result(common, found, "\n".join(f"{each.style}: {each.reason}" for each in found.users))
+    emit_result(
+        common, found, "\n".join(f"{each['style']}: {each['reason']}" for each in found["users"])
+    )
 
 
 @command("thumbs", examples=("personalpeft bench thumbs --keep thumbs",))
@@ -193,15 +228,20 @@ def bench_thumbs(
     from benchmarks import thumbs
 
     chosen = thumbs.select_preferences(names)
-    run = thumbs.ThumbsRun(chosen, ratings, seed, common.base_name(), common.backend or "torch")
-    with _kept(keep) as folder, Display(common) as display:
+    with _cached(keep, "thumbs") as cache, Display(common) as display:
         found = thumbs.bench_thumbs(
-            run,
-            thumbs.ResultCache(folder, "thumbs"),
+            chosen,
+            ratings=ratings,
+            seed=seed,
+            base=common.base_name(),
+            backend=common.backend or "torch",
+            keep=cache,
             echo=_printer(common, display),
             progress=display,
         )
-    emit_result(common, found, "\n".join(f"  {each.name}: {each.reason}" for each in found.users))
+    emit_result(
+        common, found, "\n".join(f"  {each['name']}: {each['reason']}" for each in found["users"])
+    )
 
 
 @command(
@@ -224,18 +264,18 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
     """
     from benchmarks import learn_gate
 
-    with _kept(keep) as folder, Display(common) as display:
+    with _cached(keep, "gate") as cache, Display(common) as display:
         found = learn_gate.bench_gate(
             bad,
             good,
             base=common.base_name(),
             backend=common.backend or "torch",
             seed=seed,
-            keep=learn_gate.ResultCache(folder, "gate"),
+            keep=cache,
             note=_printer(common, display),
             progress=display,
         )
-    told = f"{found.bad_accepted} of {found.bad} bad ones became live, {found.good_refused} of {found.good} good ones did not"
+    told = f"{found['bad_accepted']} of {found['bad']} bad ones became live, {found['good_refused']} of {found['good']} good ones did not"
     emit_result(common, found, told)
 
 
@@ -257,21 +297,21 @@ def bench_nulls(common: GlobalOptions, number: int, seed: int, keep: Path | None
     """
     from benchmarks import learn_nulls
 
-    with _kept(keep) as folder, Display(common) as display:
+    with _cached(keep, "nulls") as cache, Display(common) as display:
         found = learn_nulls.bench_nulls(
             number,
             base=common.base_name(),
             backend=common.backend or "torch",
             seed=seed,
-            keep=learn_nulls.ResultCache(folder, "nulls"),
+            keep=cache,
             note=_printer(common, display),
             progress=display,
         )
     lines = [
         f"{kind}: {counts['live']} of {counts['ran']} live, {counts['for_good']} for good"
-        for kind, counts in found.kinds.items()
+        for kind, counts in found["kinds"].items()
     ]
-    emit_result(common, found, "\n".join([*lines, f"spread of two seeds: {found.spread}"]))
+    emit_result(common, found, "\n".join([*lines, f"spread of two seeds: {found['spread']}"]))
 
 
 @command("prefeval", examples=("personalpeft bench prefeval --data prefeval",))
@@ -297,14 +337,130 @@ def bench_prefeval(common: GlobalOptions, data: Path) -> None:
     emit_result(common, found)
 
 
+@command(
+    "skill",
+    examples=(
+        "personalpeft bench skill",
+        "personalpeft bench skill --family chain_sum,max_terms=2,max_digits=2 --json",
+    ),
+)
+@click.option(
+    "--family",
+    metavar="FAMILY",
+    help="Which of reasoning-gym's families, with its settings. By default lists of three or four words, to be reversed.",
+)
+@option("--unseen", type=click.IntRange(1), default=120, help="How many unseen tasks.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Rounds of each half of the practice. By default those of the base's drill.",
+)
+def bench_skill(common: GlobalOptions, family: str | None, unseen: int, rounds: int | None) -> None:
+    """Thirty demonstrations of a skill, then practice.
+
+    Shows the share of unseen tasks with a right answer, always of the same tasks. The stages are
+    the base, demonstrations, rejection sampling and policy gradient. Needs the package
+    reasoning-gym. Takes some minutes.
+    """
+    from benchmarks import skill
+
+    found = skill.bench_skill(
+        family or skill.FAMILY,
+        base=common.base_name(),
+        backend=common.backend or "torch",
+        unseen=unseen,
+        rounds=rounds,
+        echo=printer(common),
+    )
+    gained = f"{found['points_shown']:+g} points by demonstrations, {found['points_practised']:+g} more by practice"
+    emit_result(common, found, gained)
+
+
+@command(
+    "world",
+    examples=(
+        "personalpeft bench world --keep worlds",
+        "personalpeft bench world --keep worlds --game cooking --only fidelity --only verification",
+        "personalpeft bench world --keep worlds --only synthetic --trajectories 1000",
+    ),
+)
+@option("--game", type=click.Choice(["coin", "cooking"]), default="coin", help="The kind of games.")
+@option("--games", type=click.IntRange(4), default=300, help="Games that the model learns from.")
+@option("--unseen", type=click.IntRange(1), default=30, help="Other games, to measure on.")
+@option("--epochs", type=click.FloatRange(0.1), default=3.0, help="Passes over the transitions.")
+@option("--seeds", type=click.IntRange(1), default=3, help="Seeds of the warm start.")
+@click.option(
+    "--trajectories",
+    type=click.IntRange(4, 100_000),
+    help="Real and imagined trajectories that skills learn from. Default: as many as --games.",
+)
+@click.option(
+    "--verified-games",
+    type=click.IntRange(1, 100_000),
+    help="Unseen games of the part verification. Default: as many as --unseen.",
+)
+@click.option(
+    "--warm-start-steps",
+    type=click.IntRange(1, 100_000),
+    help="Steps that the skills of the part warm-start train.  [default: 60]",
+)
+@click.option(
+    "--only",
+    "parts",
+    multiple=True,
+    type=click.Choice(_WORLD_PARTS),
+    help="One part; may be given more than once.",
+)
+@keep_option(required=True)
+def bench_world(
+    common: GlobalOptions,
+    game: str,
+    games: int,
+    unseen: int,
+    epochs: float,
+    seeds: int,
+    trajectories: int | None,
+    verified_games: int | None,
+    warm_start_steps: int | None,
+    parts: tuple[str, ...],
+    keep: Path,
+) -> None:
+    """A world model of TextWorld, and its uses.
+
+    The share of steps of unseen games whose next state is predicted word for word, beside two
+    baselines; the consistency of two agents; games lost with and without checks; and skills that
+    start from the model or learn from what it imagined. Needs the plugin world_model with
+    textworld. Games and the model are kept, too. Takes hours.
+    """
+    from benchmarks import world_model
+
+    found = world_model.bench_world(
+        common.base_name(),
+        common.backend or "torch",
+        game=game,
+        games=games,
+        unseen=unseen,
+        epochs=epochs,
+        seeds=seeds,
+        trajectories=trajectories,
+        verified_games=verified_games,
+        warm_start_steps=warm_start_steps,
+        parts=parts or _WORLD_PARTS,
+        keep=keep,
+        echo=printer(common),
+    )
+    emit_result(common, found)
+
+
 @contextmanager
-def _kept(folder: Path | None) -> Iterator[Path]:
-    """Return the folder, or a temporary one."""
+def _cached(folder: Path | None, name: str) -> Iterator[ResultCache]:
+    """Return the results of this name in the folder, or in a temporary one."""
     if folder is not None:
-        yield folder
+        yield ResultCache(folder, name)
         return
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
-        yield Path(work)
+        yield ResultCache(Path(work), name)
 
 
 def _printer(common: GlobalOptions, display: Display) -> Callable[[str], None]:

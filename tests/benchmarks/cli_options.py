@@ -1,4 +1,4 @@
-"""Options that several commands of ``bench`` have, and their progress as text."""
+"""What several commands of ``bench`` need: options, their check, and progress as text."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def keep_option(*, required: bool = False) -> Callable[[Function], Function]:
 def printer(common: GlobalOptions) -> Callable[[str], None]:
     """Return a function that prints progress to stderr."""
     return lambda text: info(common, text)
+
+
+def need_torch(common: GlobalOptions) -> None:
+    """Refuse another backend than torch."""
+    if common.backend not in (None, "torch"):
+        raise click.BadParameter("this measures the torch backend.", param_hint="--backend")

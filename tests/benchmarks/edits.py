@@ -7,9 +7,9 @@ follows, and ten unseen prompts are answered.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any
 
 import personalpeft
 from benchmarks.edit_styles import SETS, EditStyle
@@ -17,113 +17,75 @@ from benchmarks.learn_course import TOGETHER, chat_all
 from benchmarks.personas import mentions, pools
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
+from personalpeft.types import Progress
 
 ENOUGH = 6
 _GENERAL, _GENERAL_TOKENS = 12, 48
 
 
-@dataclass(frozen=True, slots=True)
-class StyleResult:
-    """How many replies to ``asked`` unseen prompts pass.
-
-    ``base`` counts replies before the learn; ``greedy`` and ``sampled`` after it. Of
-    ``general_asked`` general probes that the base had right, ``general`` still are.
-    """
-
-    name: str
-    set: str
-    asked: int
-    base: int
-    greedy: int
-    sampled: int
-    verdict: str
-    live: bool
-    reason: str
-    seconds: float
-    general: int
-    general_asked: int
-
-
-@dataclass(frozen=True, slots=True)
-class EditsBench:
-    """The object that ``--json`` prints.
+def bench_edits(
+    styles: Sequence[EditStyle],
+    *,
+    seed: int,
+    base: str,
+    backend: str,
+    keep: ResultCache,
+    echo: Callable[[str], None],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run the styles that are neither cached nor run by another process, then summarize all.
 
     ``shares`` are by set and method (base, greedy, sampled). ``live_below_enough`` are the styles
     that went live with fewer than six of ten.
     """
 
-    bench: str
-    base: str
-    seed: int
-    styles: tuple[StyleResult, ...]
-    shares: Mapping[str, Mapping[str, float]]
-    general: float | None
-    live_below_enough: tuple[str, ...]
+    def measure(style: EditStyle, before: float) -> Figures:
+        progress(style.name, before)
+        return measure_style(style, seed=seed, base=base, backend=backend)
 
-
-@dataclass(frozen=True, slots=True)
-class EditsRun:
-    """What to run: the styles and their base."""
-
-    styles: tuple[EditStyle, ...]
-    seed: int
-    base: str
-    backend: str
-
-    def key(self, style: EditStyle) -> str:
-        return make_key(style.name, self.base, self.seed)
-
-
-def bench_edits(
-    run: EditsRun,
-    keep: ResultCache,
-    *,
-    echo: Callable[[str], None],
-    progress: Callable[[str, float], None],
-) -> EditsBench:
-    """Run the styles that are neither cached nor run by another process, then summarize all."""
-    keys = {run.key(style): style for style in run.styles}
-
-    def measure(key: str) -> Figures:
-        progress(keys[key].name, list(keys).index(key) / len(keys))
-        return measure_style(keys[key], run)
-
-    for key in keep.complete(keys, measure):
-        echo(f"{keys[key].name}: done")
-    kept = keep.figures()
-    found = [StyleResult(**kept[key]["result"]) for key in keys if key in kept]
-    right, asked = (sum(getattr(r, name) for r in found) for name in ("general", "general_asked"))
-    return EditsBench(
-        bench="edits",
-        base=run.base,
-        seed=run.seed,
-        styles=tuple(found),
-        shares={
-            name: _shares(own) for name in SETS if (own := [r for r in found if r.set == name])
-        },
-        general=round(right / asked, 3) if asked else None,
-        live_below_enough=tuple(r.name for r in found if r.live and r.greedy < ENOUGH),
+    kept = keep.complete(
+        {make_key(style.name, base, seed): style for style in styles},
+        measure,
+        lambda style, _: echo(f"{style.name}: done"),
     )
+    found = [each["result"] for each in kept.values()]
+    right, asked = (sum(each[name] for each in found) for name in ("general", "general_asked"))
+    return {
+        "bench": "edits",
+        "base": base,
+        "seed": seed,
+        "styles": found,
+        "shares": {
+            name: _shares(own) for name in SETS if (own := [r for r in found if r["set"] == name])
+        },
+        "general": round(right / asked, 3) if asked else None,
+        "live_below_enough": [r["name"] for r in found if r["live"] and r["greedy"] < ENOUGH],
+    }
 
 
-def measure_style(style: EditStyle, run: EditsRun) -> Figures:
-    """Return the figures of one style and the replies behind them."""
+def measure_style(style: EditStyle, *, seed: int, base: str, backend: str) -> Figures:
+    """Return the figures of one style and the replies behind them.
+
+    Of ``asked`` unseen prompts, ``base`` counts the replies before the learn that pass; ``greedy``
+    and ``sampled`` those after it. Of ``general_asked`` general probes that the base had right,
+    ``general`` still are.
+    """
     unseen = [case.prompt for case in style.unseen]
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, run.base, run.backend) as runtime,
+        personalpeft.open(home, base, backend) as runtime,
     ):
         user = runtime.user("editor")
         knew = known_general(user)
-        base = chat_all(user, unseen, style.tokens)
+        before = chat_all(user, unseen, style.tokens)
         lessons = [case.prompt for case in style.lessons]
         for case, reply in zip(style.lessons, chat_all(user, lessons, style.tokens), strict=True):
             user.feedback(reply, edit=case.answer)
         report = user.learn()
         greedy = chat_all(user, unseen, style.tokens)
-        sampled = _sampled(user, unseen, style.tokens, run.seed)
+        sampled = _sampled(user, unseen, style.tokens, seed)
         kept = known_general(user) & knew
-    ways = {"base": base, "greedy": greedy, "sampled": sampled}
+    ways = {"base": before, "greedy": greedy, "sampled": sampled}
     result = {
         "name": style.name,
         "set": style.set,
@@ -160,9 +122,9 @@ def _passes(style: EditStyle, replies: Sequence[Reply]) -> int:
     return sum(style.passes(c, r.text) for c, r in zip(style.unseen, replies, strict=True))
 
 
-def _shares(results: Sequence[StyleResult]) -> dict[str, float]:
-    asked = sum(result.asked for result in results)
+def _shares(results: Sequence[Figures]) -> dict[str, float]:
+    asked = sum(result["asked"] for result in results)
     return {
-        way: round(sum(getattr(result, way) for result in results) / asked, 3)
+        way: round(sum(result[way] for result in results) / asked, 3)
         for way in ("base", "greedy", "sampled")
     }

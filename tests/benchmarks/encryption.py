@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import personalpeft
-from benchmarks.figures import alternate, ratio, spread
+from benchmarks.figures import alternate, medians, ranges, ratio, spread
 from personalpeft import Runtime, User
 from personalpeft.clock import SYSTEM
 from personalpeft.settings import KeySettings
@@ -27,25 +27,14 @@ _PASSPHRASE = "a passphrase of a benchmark"
 _Act = Callable[[int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class EncryptionBench:
-    """The object that ``--json`` prints: medians; ``spread`` has the least and the most.
-
-    ``ratios`` are those of the encrypted home to the plain one, within a repetition.
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    ratios: dict[str, float]
-    milliseconds: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-
-
 def bench_encryption(
     base_name: str, backend: str, *, repetitions: int, echo: Callable[[str], None]
-) -> EncryptionBench:
-    """Measure each act in both homes alternately."""
+) -> dict[str, Any]:
+    """Measure each act in both homes alternately.
+
+    ``ratios`` are those of the encrypted home to the plain one, within a repetition. ``spread`` has
+    the least and the most.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
         ExitStack() as open_ones,
@@ -94,14 +83,14 @@ def bench_encryption(
         for act, figures in found.items()
         for name, values in figures.items()
     }
-    return EncryptionBench(
-        bench="encryption",
-        base=base_name,
-        repetitions=repetitions,
-        ratios={name: each.median for name, each in ratios.items()},
-        milliseconds={name: each.median for name, each in times.items()},
-        spread={name: (each.least, each.most) for name, each in (ratios | times).items()},
-    )
+    return {
+        "bench": "encryption",
+        "base": base_name,
+        "repetitions": repetitions,
+        "ratios": medians(ratios),
+        "milliseconds": medians(times),
+        "spread": ranges(ratios | times),
+    }
 
 
 def _teach(runtime: Runtime) -> None:

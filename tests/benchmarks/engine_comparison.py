@@ -32,21 +32,6 @@ FIXED = " A good answer begins with what matters most, says it in plain words, a
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far two engines agree.
-
-    Of ``prompts``, ``same`` have equal greedy beginnings on both engines. ``tokens_alike`` is the
-    mean number of equal first tokens. ``logprob_difference`` is the mean absolute difference of
-    log-probs (nats) of one text: a fixed one, or the one engine's reply.
-    """
-
-    prompts: int
-    same: int
-    tokens_alike: float
-    logprob_difference: float
-
-
-@dataclass(frozen=True, slots=True)
 class GreedyTokens:
     """The first greedy tokens after each prompt, and their log-probs (nats) where requested."""
 
@@ -75,17 +60,21 @@ def read_greedy_tokens(engine: Engine, stack: Stack, *, logprobs: bool = False) 
 
 def agreement(
     one: GreedyTokens, other: GreedyTokens, logprobs: Sequence[float], others: Sequence[float]
-) -> Agreement:
-    """Compare the replies of two engines and their log-probs of the same tokens."""
+) -> dict[str, float]:
+    """Compare the replies of two engines and their log-probs of the same tokens.
+
+    Of ``prompts``, ``same`` have equal greedy beginnings on both engines. ``tokens_alike`` is the
+    mean number of equal first tokens. ``logprob_difference`` is the mean absolute difference of
+    log-probs (nats) of one text: a fixed one, or the one engine's reply.
+    """
     alike = [_alike(a, b) for a, b in zip(one.tokens, other.tokens, strict=True)]
-    return Agreement(
-        prompts=len(alike),
-        same=sum(count >= AGREE for count in alike),
-        tokens_alike=round(statistics.fmean(alike), 1),
-        logprob_difference=round(
-            statistics.fmean(abs(a - b) for a, b in zip(logprobs, others, strict=True)), 4
-        ),
-    )
+    differences = [abs(a - b) for a, b in zip(logprobs, others, strict=True)]
+    return {
+        "prompts": len(alike),
+        "same": sum(count >= AGREE for count in alike),
+        "tokens_alike": round(statistics.fmean(alike), 1),
+        "logprob_difference": round(statistics.fmean(differences), 4),
+    }
 
 
 def first_token(engine: Engine, stack: Stack, number: int) -> float:

@@ -18,20 +18,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine_comparison import (
     FIXED,
-    Agreement,
     agreement,
     first_token,
     prompts,
     read_greedy_tokens,
 )
-from benchmarks.engines_fleet import FleetFigures, bench_fleet
-from benchmarks.engines_vllm import VllmFigures, bench_vllm
-from benchmarks.figures import Spread, alternate, percentile, ratio, spread
+from benchmarks.engines_fleet import bench_fleet
+from benchmarks.engines_vllm import bench_vllm
+from benchmarks.figures import alternate, percentile, ratio, spread
 from benchmarks.load_users import LoadedUsers, both_samplings, load_users, name, question
 from benchmarks.vllm import python_with_vllm
 from personalpeft.backends.base import Continuation
@@ -54,39 +53,18 @@ with personalpeft.open(home, base, "llamacpp") as runtime:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class EnginesBench:
-    """The object that ``--json`` prints.
+def bench_engines(
+    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure the engines alternately.
+
+    vLLM takes part with ``with_vllm`` where its Python is named. ``vllm`` and ``fleet`` are None
+    where they did not run.
 
     ``switch_ms`` is the extra time to the first token after another user's request. The adapter is
     in memory or in its file. ``memory_mb`` is the peak of a process that never loaded torch. It
     opened the home and answered a long question with one user's layer (``memory_tokens`` of
-    context). ``sampled`` is with the card's sampling, and the others are greedy. ``vllm`` and ``fleet`` are None where they did not run.
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    tokens: int
-    tokens_per_second: dict[str, Spread]
-    stack_over_bare: Spread
-    sampled_vs_greedy: Spread
-    first_token_ms: dict[str, Spread]
-    switch_ms: dict[str, Spread]
-    agreement: dict[str, Agreement]
-    memory_mb: int | None
-    memory_tokens: int
-    torch_loaded: bool
-    vllm: VllmFigures | None
-    fleet: FleetFigures | None
-
-
-def bench_engines(
-    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, echo: Callable[[str], None]
-) -> EnginesBench:
-    """Measure the engines alternately.
-
-    vLLM takes part with ``with_vllm`` where its Python is named.
+    context). ``sampled`` is with the card's sampling, and the others are greedy.
 
     Raises:
         InvalidInput: The named Python does not exist.
@@ -142,33 +120,32 @@ def bench_engines(
             repetitions,
             echo,
         )
+    switches = {"resident": "same", "from disk": "same, one slot"}
     more = {
-        "resident": [b - a for a, b in zip(first["same"], first["resident"], strict=True)],
-        "from disk": [
-            b - a for a, b in zip(first["same, one slot"], first["from disk"], strict=True)
-        ],
+        to: [b - a for a, b in zip(first[stays], first[to], strict=True)]
+        for to, stays in switches.items()
     }
-    return EnginesBench(
-        bench="engines",
-        base=base_name,
-        repetitions=repetitions,
-        tokens=tokens,
-        tokens_per_second={key: spread(each) for key, each in rates.items()},
-        stack_over_bare=ratio(rates["stack"], rates["bare"]),
-        sampled_vs_greedy=ratio(rates["stack, sampled"], rates["stack"]),
-        first_token_ms={key: spread(each) for key, each in first.items()},
-        switch_ms={key: spread(each) for key, each in more.items()},
-        agreement=agreed,
-        memory_mb=memory,
-        memory_tokens=filled,
-        torch_loaded=torch_loaded,
-        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
-        if python
-        else None,
-        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
-        if python
-        else None,
-    )
+    vllm = fleet = None
+    if python is not None:
+        vllm = bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
+        fleet = bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, echo=echo)
+    return {
+        "bench": "engines",
+        "base": base_name,
+        "repetitions": repetitions,
+        "tokens": tokens,
+        "tokens_per_second": {key: spread(each) for key, each in rates.items()},
+        "stack_over_bare": ratio(rates["stack"], rates["bare"]),
+        "sampled_vs_greedy": ratio(rates["stack, sampled"], rates["stack"]),
+        "first_token_ms": {key: spread(each) for key, each in first.items()},
+        "switch_ms": {key: spread(each) for key, each in more.items()},
+        "agreement": agreed,
+        "memory_mb": memory,
+        "memory_tokens": filled,
+        "torch_loaded": torch_loaded,
+        "vllm": vllm,
+        "fleet": fleet,
+    }
 
 
 def _rate(engine: Engine, stack: Stack, repetition: int, sampling: Sampling) -> float:
@@ -189,7 +166,7 @@ def _after(engine: Engine, before: Stack, stack: Stack, repetition: int) -> floa
 
 def _agreement(
     loaded: LoadedUsers, base_name: str, echo: Callable[[str], None]
-) -> dict[str, Agreement]:
+) -> dict[str, dict[str, float]]:
     """Compare both engines on the same prompts, with one user's layer and without."""
     stacks = {"bare": Stack(loaded.base.digest), "stack": loaded.stack(0)}
     with load_users(base_name, 1, echo=echo) as others:

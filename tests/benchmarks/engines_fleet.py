@@ -8,48 +8,34 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine_comparison import first_token
 from benchmarks.engines_vllm import REQUESTS, STACKS, prepared, rate
-from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.figures import alternate, ratio, spread
 from benchmarks.fleet import Fleet, example, fleets
-from benchmarks.load_users import LoadedUsers, load_users
+from benchmarks.load_users import load_users
 from personalpeft.base_models.resolve import unpacked_folder
-from personalpeft.engine.engine import Engine
 from personalpeft.settings import VllmServer
-from personalpeft.types import Stack
 
 _REPLICAS = {"one": 1, "two": 2}
 # Replicas report their stacks to the router at intervals.
 REPORT_SECONDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FleetFigures:
-    """The figures of both fleets.
+def bench_fleet(
+    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Start both fleets from this Python and measure them alternately.
 
     ``tokens_per_second`` is that of ``requests`` concurrent requests over ``stacks`` stacks through
     our engine. It is measured on ``one`` replica and on ``two``, each with ``threads`` CPU threads.
     ``two_over_one`` is their ratio. ``at_home`` is the share of requests to the two that reached a
     replica with their stack. It is counted after each stack was requested once.
-    """
-
-    requests: int
-    stacks: int
-    threads: int
-    tokens_per_second: dict[str, Spread]
-    two_over_one: Spread
-    at_home: float
-
-
-def bench_fleet(
-    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> FleetFigures | None:
-    """Start both fleets from this Python and measure them alternately.
 
     Returns:
         None where the Python has no Ray or not our plugin.
@@ -80,9 +66,12 @@ def bench_fleet(
         )
         asked: dict[str, Callable[[int], float]] = {}
         for name, fleet in zip(_REPLICAS, started, strict=True):
-            loaded = stack.enter_context(_people(base_name, fleet, echo))
+            server = VllmServer(fleet.url, folder=fleet.stacks, resolves=True)
+            loaded = stack.enter_context(
+                load_users(base_name, STACKS, backend="vllm", server=server, echo=echo)
+            )
             stacks = [loaded.stack(number) for number in range(STACKS)]
-            asked[name] = _asking(loaded.engine, stacks, tokens)
+            asked[name] = partial(rate, loaded.engine, stacks, tokens=tokens)
             echo(f"warming up {name}")
             # One after another, so that each stack is pulled once, by one replica.
             for number, each in enumerate(stacks):
@@ -92,26 +81,15 @@ def bench_fleet(
         before = _pulls(two)
         rates = alternate(asked, repetitions, echo)
         moved = _pulls(two) - before
-    return FleetFigures(
-        requests=REQUESTS,
-        stacks=STACKS,
-        threads=threads,
-        tokens_per_second={key: spread(each) for key, each in rates.items()},
-        two_over_one=ratio(rates["two"], rates["one"]),
+    return {
+        "requests": REQUESTS,
+        "stacks": STACKS,
+        "threads": threads,
+        "tokens_per_second": {key: spread(each) for key, each in rates.items()},
+        "two_over_one": ratio(rates["two"], rates["one"]),
         # A request to a replica without its stack makes that replica pull it.
-        at_home=round(1 - moved / (REQUESTS * repetitions), 4),
-    )
-
-
-def _people(
-    base_name: str, fleet: Fleet, echo: Callable[[str], None]
-) -> AbstractContextManager[LoadedUsers]:
-    server = VllmServer(fleet.url, folder=fleet.stacks, resolves=True)
-    return load_users(base_name, STACKS, backend="vllm", server=server, echo=echo)
-
-
-def _asking(engine: Engine, stacks: Sequence[Stack], tokens: int) -> Callable[[int], float]:
-    return lambda repetition: rate(engine, stacks, repetition, tokens)
+        "at_home": round(1 - moved / (REQUESTS * repetitions), 4),
+    }
 
 
 def _pulls(fleet: Fleet) -> int:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import personalpeft
 from benchmarks import vllm
 from benchmarks.engine_comparison import (
-    Agreement,
     GreedyTokens,
     agreement,
     first_token,
     prompts,
     read_greedy_tokens,
 )
-from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.figures import alternate, ratio, spread
 from benchmarks.load_users import RANK, LoadedUsers, load_users, question
 from personalpeft.backends.base import Continuation
 from personalpeft.base_models.resolve import unpacked_folder
@@ -39,30 +38,15 @@ _WARM_UP = 4
 _LONGEST = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class VllmFigures:
-    """The figures of one server.
+def bench_vllm(
+    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Start the server from this Python and measure everything on it.
 
     ``first_token_ms`` is to the first token of a new user (``unseen``), and of the same user right
     after (``seen``). ``unseen_ms`` is their difference by user. ``tokens_per_second`` is that of
     all requests together. They go through our engine (``engine``) or to the server directly
     (``direct``). ``engine_over_direct`` is the ratio.
-    """
-
-    users: int
-    requests: int
-    stacks: int
-    first_token_ms: dict[str, Spread]
-    unseen_ms: Spread
-    tokens_per_second: dict[str, Spread]
-    engine_over_direct: Spread
-    agreement: dict[str, Agreement]
-
-
-def bench_vllm(
-    base_name: str, python: Path, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> VllmFigures:
-    """Start the server from this Python and measure everything on it.
 
     Raises:
         MissingPackage: The Python has no vLLM.
@@ -97,16 +81,16 @@ def bench_vllm(
             unseen, seen = _first_tokens(loaded, range(STACKS, users), echo)
     with load_users(base_name, 1, echo=echo) as loaded:
         agreed = {key: _agreement(loaded.engine, stacks[key], each) for key, each in greedy.items()}
-    return VllmFigures(
-        users=len(unseen),
-        requests=REQUESTS,
-        stacks=STACKS,
-        first_token_ms={"unseen": spread(unseen), "seen": spread(seen)},
-        unseen_ms=spread([a - b for a, b in zip(unseen, seen, strict=True)]),
-        tokens_per_second={key: spread(each) for key, each in rates.items()},
-        engine_over_direct=ratio(rates["engine"], rates["direct"]),
-        agreement=agreed,
-    )
+    return {
+        "users": len(unseen),
+        "requests": REQUESTS,
+        "stacks": STACKS,
+        "first_token_ms": {"unseen": spread(unseen), "seen": spread(seen)},
+        "unseen_ms": spread([a - b for a, b in zip(unseen, seen, strict=True)]),
+        "tokens_per_second": {key: spread(each) for key, each in rates.items()},
+        "engine_over_direct": ratio(rates["engine"], rates["direct"]),
+        "agreement": agreed,
+    }
 
 
 def prepared(base_name: str, work: Path) -> Base:
@@ -185,7 +169,7 @@ def _first_tokens(
     return unseen, seen
 
 
-def _agreement(torch: Engine, stack: Stack, greedy: GreedyTokens) -> Agreement:
+def _agreement(torch: Engine, stack: Stack, greedy: GreedyTokens) -> dict[str, float]:
     """Compare torch with the replies of vLLM."""
     items = [
         Continuation(torch.tokenize(request), tokens)

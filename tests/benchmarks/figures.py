@@ -38,6 +38,16 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(over, under, strict=True)])
 
 
+def medians(spreads: Mapping[str, Spread | None]) -> dict[str, float | None]:
+    """Return the medians by name, None for what was not run."""
+    return {name: each and each.median for name, each in spreads.items()}
+
+
+def ranges(spreads: Mapping[str, Spread | None]) -> dict[str, tuple[float, float]]:
+    """Return the least and the most by name, without what was not run."""
+    return {name: (each.least, each.most) for name, each in spreads.items() if each}
+
+
 def percentile(figures: Sequence[float], percent: int) -> float:
     """Return a percentile of at least one figure."""
     return sorted(figures)[min(len(figures) - 1, len(figures) * percent // 100)]

@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.pages import read_results
 
@@ -86,34 +87,6 @@ class Load:
         return round(self.active * _DAY / (60 * self.session_minutes))
 
 
-@dataclass(frozen=True, slots=True)
-class FleetCost:
-    """The result: machines, and what they do."""
-
-    bench: str
-    load: Load
-    machine: Machine
-    serving_machines: int
-    users_a_machine: int
-    wait_p95_seconds: float
-    reply_p95_seconds: float
-    learning_machines: int
-    learns_a_day: int
-    learn_p95_minutes: float
-    learns_lost_a_day: int
-    publications_a_second: float
-    homes: int
-    moved_mb_a_second: float
-    adapters_gb: float
-    home_gb: float
-    mint_gpus: tuple[int, int]
-
-    @property
-    def machines(self) -> int:
-        """All machines beside the homes."""
-        return self.serving_machines + self.learning_machines
-
-
 def measured_machine(adapter_mb: float = 4.9, bundle_mb: float = 5.0) -> Machine:
     """Return the machine of the kept results: two cores, the default base.
 
@@ -135,8 +108,8 @@ def measured_machine(adapter_mb: float = 4.9, bundle_mb: float = 5.0) -> Machine
     )
 
 
-def bench_fleet_cost(machine: Machine, load: Load) -> FleetCost:
-    """Search the least machines for a load."""
+def bench_fleet_cost(machine: Machine, load: Load) -> dict[str, Any]:
+    """Search the least machines for a load; return how many there are, and what they do."""
     users = _largest(
         lambda count: serve(machine, load, count).wait_p95 <= load.max_wait_seconds, load.active
     )
@@ -149,25 +122,25 @@ def bench_fleet_cost(machine: Machine, load: Load) -> FleetCost:
     )
     learned = learn(machine, load, count)
     rate = load.learns_a_day / _DAY
-    return FleetCost(
-        bench="fleet-cost",
-        load=load,
-        machine=machine,
-        serving_machines=math.ceil(load.active / users),
-        users_a_machine=users,
-        wait_p95_seconds=round(served.wait_p95, 2),
-        reply_p95_seconds=round(served.reply_p95, 1),
-        learning_machines=count,
-        learns_a_day=load.learns_a_day,
-        learn_p95_minutes=round(learned.promoted_p95 / 60, 1),
-        learns_lost_a_day=learned.lost,
-        publications_a_second=round(rate, 2),
-        homes=math.ceil(rate / machine.publications),
-        moved_mb_a_second=round(2 * rate * machine.bundle_mb, 1),
-        adapters_gb=round(load.users * machine.adapter_mb / 1000),
-        home_gb=round(load.users / 1_000_000 * machine.home_mb / 1000, 1),
-        mint_gpus=MINT_GPUS,
-    )
+    return {
+        "bench": "fleet-cost",
+        "load": load,
+        "machine": machine,
+        "serving_machines": math.ceil(load.active / users),
+        "users_a_machine": users,
+        "wait_p95_seconds": round(served.wait_p95, 2),
+        "reply_p95_seconds": round(served.reply_p95, 1),
+        "learning_machines": count,
+        "learns_a_day": load.learns_a_day,
+        "learn_p95_minutes": round(learned.promoted_p95 / 60, 1),
+        "learns_lost_a_day": learned.lost,
+        "publications_a_second": round(rate, 2),
+        "homes": math.ceil(rate / machine.publications),
+        "moved_mb_a_second": round(2 * rate * machine.bundle_mb, 1),
+        "adapters_gb": round(load.users * machine.adapter_mb / 1000),
+        "home_gb": round(load.users / 1_000_000 * machine.home_mb / 1000, 1),
+        "mint_gpus": MINT_GPUS,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,17 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import personalpeft
 from benchmarks.learn_batches import BAD, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import (
     WAYS,
     Evaluator,
-    LearnResult,
     Round,
-    Tally,
     UserSampler,
     known_to_base,
     simulate_round,
@@ -39,41 +38,8 @@ FIGURES = ("recall", "locality", "retention", "overwrite")
 MOMENTS = ("after_12_edits", "after_24_mixed", "after_the_change", "at_the_end")
 _STYLE_NIGHTS = (1, 2, 7)
 
-Shares = Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class LearnBench:
-    """The object that ``--json`` prints.
-
-    Figures are by method: a share from 0 to 1 of ``counts`` questions. ``seconds_per_learn`` are
-    medians by layer. ``tokens_per_second`` is of replies to unseen questions. ``locality_by_night``
-    is locality over the rounds with layers alone. ``by_person`` has each persona's tallies by
-    method. ``verdicts`` are of all learns, ``refused`` the reasons of those that left nothing live.
-    ``ratios`` are how many times as long the others took. ``together`` are the figures behind the
-    last ratio (``learn_together.py``), empty where it was not run.
-    """
-
-    bench: str
-    base: str
-    people: tuple[str, ...]
-    nights: int
-    seed: int
-    adherence: Mapping[str, Shares]
-    recall: Shares
-    locality: Shares
-    retention: Shares
-    overwrite: Shares
-    bad_updates_accepted: Mapping[str, int]
-    seconds_per_learn: Mapping[str, Mapping[str, float]]
-    tokens_per_second: Shares
-    ratios: Mapping[str, float | None]
-    together: Mapping[str, Mapping[str, Any]]
-    counts: Mapping[str, Mapping[str, int]]
-    locality_by_night: Sequence[float | None]
-    by_person: Mapping[str, Mapping[str, Mapping[str, Tally]]]
-    verdicts: Mapping[str, int]
-    refused: Sequence[str]
+Nights: TypeAlias = Sequence[Sequence[Mapping[str, Any]]]
+"""The learns of a persona by round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +70,39 @@ class Course:
 
 def bench_learn(
     course: Course, keep: ResultCache, *, echo: Callable[[str], None], progress: Progress
-) -> LearnBench:
-    """Run what is neither cached nor run by another process, and summarize these personas."""
+) -> dict[str, Any]:
+    """Run what is neither cached nor run by another process, and summarize these personas.
+
+    Figures are by method: a share from 0 to 1 of ``counts`` questions. ``seconds_per_learn`` are
+    medians by layer. ``tokens_per_second`` is of replies to unseen questions. ``locality_by_night``
+    is locality over the rounds with layers alone. ``by_person`` has each persona's tallies by
+    method. ``verdicts`` are of all learns, ``refused`` the reasons of those that left nothing live.
+    ``ratios`` are how many times as long the others took. ``together`` are the figures behind the
+    last ratio (``learn_together.py``), empty where it was not run.
+    """
     keys = {course.key(person): person for person in course.people}
 
-    def measure(key: str) -> Figures:
-        place = list(keys).index(key)
+    def measure(person: Persona, before: float) -> Figures:
         return _measured(
-            course, keys[key], echo, lambda stage, done: progress(stage, (place + done) / len(keys))
+            course, person, echo, lambda stage, done: progress(stage, before + done / len(keys))
         )
 
-    for key in keep.complete(keys, measure):
-        echo(f"{keys[key].name}: done")
-    if course.together:
-        # Last, when this process has no other work beside it.
-        for _ in keep.complete([course.together_key], lambda key: _together(course, progress)):
-            echo(f"{course.together} users together: done")
-    kept = keep.figures()
+    def compare(users: int, before: float) -> Figures:
+        progress("Users who learn together", 0.0)
+        return compare_joint_and_sequential(users, course.base, course.backend)
+
+    kept = keep.complete(keys, measure, lambda person, _: echo(f"{person.name}: done"))
+    # Last, when this process has no other work beside it.
+    together = keep.complete(
+        {course.together_key: course.together} if course.together else {},
+        compare,
+        lambda users, _: echo(f"{users} users together: done"),
+    )
     missing = [person.name for key, person in keys.items() if key not in kept]
     if missing:
         echo(f"not yet there: {', '.join(missing)}")
-    own = {person.name: kept[key] for key, person in keys.items() if key in kept}
-    return _summed_up(course, own, kept.get(course.together_key))
-
-
-def _together(course: Course, progress: Progress) -> Figures:
-    progress("Users who learn together", 0.0)
-    return compare_joint_and_sequential(course.together, course.base, course.backend)
+    own = {keys[key].name: figures for key, figures in kept.items()}
+    return _summed_up(course, own, together.get(course.together_key))
 
 
 def _measured(
@@ -179,7 +151,7 @@ def _measured(
             "accepted": accepted,
             "learns": describe_outcomes(reports),
         },
-        "learns": [[asdict(each) for each in night.learns] for night in nights],
+        "learns": [night.learns for night in nights],
         "plain_seconds": times,
         "tokens": tokens,
         "seconds": seconds,
@@ -191,7 +163,9 @@ def _format_night(
 ) -> str:
     """Format a round: its learns, new recall with layers alone, and right general answers."""
     learns = (
-        "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns)
+        "; ".join(
+            f"{each['layer']} {each['verdict']} in {each['seconds']:.0f} s" for each in night.learns
+        )
         or "nothing"
     )
     new = {figure: tally for figure, tally in asked.figures.items() if figure not in before}
@@ -199,7 +173,9 @@ def _format_night(
     return f"{person.name}, night {number}: {learns}; {', '.join(f'{f} {n}/{of}' for f, (n, of) in figures.items())}"
 
 
-def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | None) -> LearnBench:
+def _summed_up(
+    course: Course, kept: Mapping[str, Figures], together: Figures | None
+) -> dict[str, Any]:
     contestants = [
         *WAYS,
         *([TRAINER] if any(TRAINER in figures["figures"] for figures in kept.values()) else []),
@@ -219,69 +195,65 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
     def shares(figure: str) -> dict[str, float | None]:
         return {contestant: _share(tallies[contestant][figure]) for contestant in contestants}
 
-    learns = [
-        [[LearnResult(**each) for each in night] for night in f["learns"]] for f in kept.values()
-    ]
-    every = [each for person in learns for night in person for each in night]
-    return LearnBench(
-        bench="learn",
-        base=course.base,
-        people=tuple(kept),
-        nights=course.nights,
-        seed=course.seed,
-        adherence={
+    learns = [figures["learns"] for figures in kept.values()]
+    plain = [figures["plain_seconds"] for figures in kept.values()]
+    verdicts = Counter(each["verdict"] for person in learns for night in person for each in night)
+    return {
+        "bench": "learn",
+        "base": course.base,
+        "people": list(kept),
+        "nights": course.nights,
+        "seed": course.seed,
+        "adherence": {
             contestant: {
                 moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in MOMENTS
             }
             for contestant in contestants
         },
         **{figure: shares(figure) for figure in FIGURES},
-        bad_updates_accepted=dict.fromkeys(OURS, sum(f["bad"]["accepted"] for f in kept.values())),
-        seconds_per_learn=_seconds_per_learn(learns, [f["plain_seconds"] for f in kept.values()]),
-        tokens_per_second={
+        "bad_updates_accepted": dict.fromkeys(
+            OURS, sum(f["bad"]["accepted"] for f in kept.values())
+        ),
+        "seconds_per_learn": _seconds_per_learn(learns, plain),
+        "tokens_per_second": {
             contestant: _rate(
-                [
-                    (f["tokens"].get(contestant, 0), f["seconds"].get(contestant, 0))
-                    for f in kept.values()
-                ]
+                sum(f["tokens"].get(contestant, 0) for f in kept.values()),
+                sum(f["seconds"].get(contestant, 0) for f in kept.values()),
             )
             for contestant in contestants
         },
-        ratios={
-            "learn_vs_trainer": _against_plain(learns, [f["plain_seconds"] for f in kept.values()]),
+        "ratios": {
+            "learn_vs_trainer": _against_plain(learns, plain),
             "many_vs_sequential": together
             and round(together[APART]["seconds"] / together[TOGETHER]["seconds"], 3),
         },
-        together={way: together[way] for way in (APART, TOGETHER)} if together else {},
-        counts={
+        "together": {way: together[way] for way in (APART, TOGETHER)} if together else {},
+        "counts": {
             c: {figure: sum(of for _, of in each) for figure, each in tallies[c].items()}
             for c in contestants
         },
-        locality_by_night=[
+        "locality_by_night": [
             _share([f["general"][night] for f in kept.values()])
             for night in range(course.nights if kept else 0)
         ],
-        by_person={name: f["figures"] for name, f in kept.items()},
-        verdicts={
-            v: sum(each.verdict == v for each in every)
-            for v in sorted({each.verdict for each in every})
-        },
-        refused=[
-            f"{name}, night {number}, {each.layer}: {each.reason}"
+        "by_person": {name: f["figures"] for name, f in kept.items()},
+        "verdicts": dict(sorted(verdicts.items())),
+        "refused": [
+            f"{name}, night {number}, {each['layer']}: {each['reason']}"
             for name, person in zip(kept, learns, strict=True)
             for number, night in enumerate(person, 1)
             for each in night
-            if not each.live
+            if not each["live"]
         ],
-    )
+    }
 
 
 def _seconds_per_learn(
-    learns: Iterable[Sequence[Sequence[LearnResult]]], plain: Iterable[Sequence[float]]
+    learns: Sequence[Nights], plain: Iterable[Sequence[float]]
 ) -> dict[str, dict[str, float]]:
     own: dict[str, list[float]] = {}
     for each in (each for person in learns for night in person for each in night):
-        own.setdefault(each.layer, []).append(each.seconds)
+        own.setdefault(each["layer"], []).append(each["seconds"])
     trained: dict[str, list[float]] = {}
     for times in plain:
         for number, seconds in enumerate(times, 1):
@@ -295,15 +267,13 @@ def _seconds_per_learn(
     return {name: times for name, times in medians.items() if times}
 
 
-def _against_plain(
-    learns: Iterable[Sequence[Sequence[LearnResult]]], plain: Iterable[Sequence[float]]
-) -> float | None:
+def _against_plain(learns: Sequence[Nights], plain: Iterable[Sequence[float]]) -> float | None:
     """Return how many times as long the plain loop takes as our learns of the same rounds."""
     own = theirs = 0.0
     for person, times in zip(learns, plain, strict=True):
         for night, seconds in zip(person, times, strict=False):
             if seconds:
-                own += sum(each.seconds for each in night)
+                own += sum(each["seconds"] for each in night)
                 theirs += seconds
     return round(theirs / own, 3) if own else None
 
@@ -312,10 +282,7 @@ def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {layer: round(statistics.median(seconds), 2) for layer, seconds in sorted(times.items())}
 
 
-def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:
-    tokens, seconds = (
-        (sum(each) for each in zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0.0)
-    )
+def _rate(tokens: int, seconds: float) -> float | None:
     return round(tokens / seconds, 1) if seconds else None
 
 

@@ -53,25 +53,11 @@ Example: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class LearnResult:
-    """One learn: its outcome, seconds and steps, and how many lessons and anchors each step reads."""
-
-    layer: str
-    verdict: str
-    live: bool
-    reason: str
-    seconds: float
-    steps: int
-    lessons: int
-    anchors: int
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """The training data of one round as plain prompts and wanted answers, and its learns."""
 
     examples: tuple[Example, ...]
-    learns: tuple[LearnResult, ...]
+    learns: tuple[dict[str, Any], ...]
 
 
 class Evaluator:
@@ -246,7 +232,7 @@ def simulate_round(user: User, person: Persona, night: int, seed: int) -> Round:
 
 
 def learn(user: User) -> list[LearnReport]:
-    """Learn all layers with new signals; return None where there is none."""
+    """Learn all layers with new signals; return no report where there is none."""
     try:
         report = user.learn()
     except NothingToLearn:
@@ -322,20 +308,21 @@ def _correct(user: User, reply: Reply, text: str) -> None:
         user.feedback(reply, rating=1)
 
 
-def _learned(user: User, report: LearnReport) -> LearnResult:
+def _learned(user: User, report: LearnReport) -> dict[str, Any]:
+    """Return the outcome of a learn, and how many lessons and anchors each step reads."""
     recipe = next(
         (each.recipe for each in user.revisions(report.layer) if each.id == report.revision), {}
     )
-    return LearnResult(
-        layer=report.layer,
-        verdict=str(report.verdict),
-        live=report.live,
-        reason=report.reason,
-        seconds=report.seconds,
-        steps=report.steps,
-        lessons=int(recipe.get("batch_size", 0)),
-        anchors=int(recipe.get("kl_prompts", 0)),
-    )
+    return {
+        "layer": report.layer,
+        "verdict": str(report.verdict),
+        "live": report.live,
+        "reason": report.reason,
+        "seconds": report.seconds,
+        "steps": report.steps,
+        "lessons": int(recipe.get("batch_size", 0)),
+        "anchors": int(recipe.get("kl_prompts", 0)),
+    }
 
 
 def _unchanged(facts: Iterable[Fact]) -> list[Fact]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import personalpeft
 from benchmarks.learn_batches import BAD, GOOD, Batch, batches, describe_outcomes, record_and_learn
@@ -29,38 +29,6 @@ _SAID_BEFORE = 12
 _FIRST_FACTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One batch's result: whether it is live, and layer, verdict and reason of each learn.
-
-    ``seconds`` are those of all its learns.
-    """
-
-    kind: str
-    name: str
-    person: str
-    live: bool
-    learns: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class GateBench:
-    """The object that ``--json`` prints.
-
-    ``by_kind`` counts the batches that ``ran`` and are ``live``.
-    """
-
-    bench: str
-    base: str
-    bad: int
-    bad_accepted: int
-    good: int
-    good_refused: int
-    by_kind: Mapping[str, Mapping[str, int]]
-    cases: tuple[Case, ...]
-
-
 def bench_gate(
     bad: int,
     good: int,
@@ -71,52 +39,57 @@ def bench_gate(
     keep: ResultCache,
     note: Callable[[str], None],
     progress: Progress,
-) -> GateBench:
-    """Try the first bad and good batches that are not cached, and summarize all."""
-    chosen = {_key(each, base, seed): each for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])}
+) -> dict[str, Any]:
+    """Try the first bad and good batches that are not cached, and summarize all.
+
+    ``by_kind`` counts the batches that ``ran`` and are ``live``. A case has the layer, verdict and
+    reason of each learn of a batch, and the seconds of all of them.
+    """
+    chosen = {
+        make_key(each.kind, each.name, base, seed): each
+        for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])
+    }
     # The past depends on the batch's position among all, whatever else is tried.
     whose = {
         each: load_personas()[PASTS[place % len(PASTS)]]
         for place, each in enumerate((*batches(BAD), *batches(GOOD)))
     }
-    order = list(chosen)
     with ExitStack() as ends:
         work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
         pasts: dict[str, Path] = {}
 
-        def measure(key: str) -> Figures:
-            batch = chosen[key]
+        def measure(batch: Batch, before: float) -> Figures:
             person = whose[batch]
-            progress(f"{batch.kind}: {batch.name}", order.index(key) / len(order))
+            progress(f"{batch.kind}: {batch.name}", before)
             if person.name not in pasts:
                 pasts[person.name] = _past(person, work / person.name, base, backend)
             return _tried(batch, person, pasts[person.name], work / "now", base, backend, seed)
 
-        for key in keep.complete(chosen, measure):
-            case = _case(keep.figures()[key])
-            note(
-                f"{case.kind}, {case.name}: {'live' if case.live else 'not live'}; {'; '.join(case.learns)}"
-            )
-    kept = keep.figures()
-    cases = tuple(_case(kept[key]) for key in order if key in kept)
-    bad_cases = [case for case in cases if case.kind in BAD]
-    good_cases = [case for case in cases if case.kind in GOOD]
-    return GateBench(
-        bench="gate",
-        base=base,
-        bad=len(bad_cases),
-        bad_accepted=sum(case.live for case in bad_cases),
-        good=len(good_cases),
-        good_refused=sum(not case.live for case in good_cases),
-        by_kind={
+        def tell_result(batch: Batch, case: Figures) -> None:
+            live = "live" if case["live"] else "not live"
+            note(f"{batch.kind}, {batch.name}: {live}; {'; '.join(case['learns'])}")
+
+        kept = keep.complete(chosen, measure, tell_result)
+    names = ("kind", "name", "person", "live", "learns", "seconds")
+    cases = [{name: case[name] for name in names} for case in kept.values()]
+    bad_cases = [case for case in cases if case["kind"] in BAD]
+    good_cases = [case for case in cases if case["kind"] in GOOD]
+    return {
+        "bench": "gate",
+        "base": base,
+        "bad": len(bad_cases),
+        "bad_accepted": sum(case["live"] for case in bad_cases),
+        "good": len(good_cases),
+        "good_refused": sum(not case["live"] for case in good_cases),
+        "by_kind": {
             ("" if kind in BAD else "good: ") + kind: {
-                "ran": sum(case.kind == kind for case in cases),
-                "live": sum(case.live for case in cases if case.kind == kind),
+                "ran": sum(case["kind"] == kind for case in cases),
+                "live": sum(case["live"] for case in cases if case["kind"] == kind),
             }
-            for kind in dict.fromkeys(case.kind for case in cases)
+            for kind in dict.fromkeys(case["kind"] for case in cases)
         },
-        cases=cases,
-    )
+        "cases": cases,
+    }
 
 
 def _past(person: Persona, home: Path, base: str, backend: str) -> Path:
@@ -132,7 +105,7 @@ def _past(person: Persona, home: Path, base: str, backend: str) -> Path:
 
 def _tried(
     batch: Batch, person: Persona, past: Path, home: Path, base: str, backend: str, seed: int
-) -> Mapping[str, object]:
+) -> Figures:
     shutil.copytree(past, home)
     try:
         with personalpeft.open(home, base, backend) as runtime:
@@ -150,13 +123,3 @@ def _tried(
         "learns": describe_outcomes(reports),
         "seconds": round(sum(report.seconds for report in reports), 2),
     }
-
-
-def _case(figures: Figures) -> Case:
-    learns: Sequence[str] = figures["learns"]
-    own = {key: figures[key] for key in ("kind", "name", "person", "live", "seconds")}
-    return Case(**own, learns=tuple(learns))
-
-
-def _key(batch: Batch, base: str, seed: int) -> str:
-    return make_key(batch.kind, batch.name, base, seed)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import personalpeft
 from benchmarks.cards import write_card
@@ -32,23 +33,6 @@ _SEEDS_PER_STYLE = 4
 _USER = "ada"
 
 
-@dataclass(frozen=True, slots=True)
-class NullBench:
-    """The object that ``--json`` prints.
-
-    ``kinds`` counts the nulls of a kind that ``ran``, are ``live``, and are live ``for_good``.
-    ``spread`` compares ``pairs`` of builds that differ only in the seed. It is the root mean square
-    change (nats a token) of a holdout lesson.
-    """
-
-    bench: str
-    base: str
-    kinds: Mapping[str, Mapping[str, int]]
-    spread: float | None
-    pairs: int
-    cases: tuple[Figures, ...]
-
-
 def bench_nulls(
     number: int,
     *,
@@ -58,45 +42,52 @@ def bench_nulls(
     keep: ResultCache,
     note: Callable[[str], None],
     progress: Progress,
-) -> NullBench:
-    """Run the first nulls of each kind that are not cached, and summarize."""
-    styles = [each for each in load_styles().values() if len(each.lessons) >= 12]
-    shuffles = [_key(SHUFFLED, n, base, seed) for n in range(number)]
-    families = [
-        _key(SEEDS, n, base, seed)
-        for n in range((number + _SEEDS_PER_STYLE - 1) // _SEEDS_PER_STYLE)
-    ]
-    keys = [*families, *shuffles]
+) -> dict[str, Any]:
+    """Run the first nulls of each kind that are not cached, and summarize.
 
-    def measure(key: str) -> Figures:
+    ``kinds`` counts the nulls of a kind that ``ran``, are ``live``, and are live ``for_good``.
+    ``spread`` compares ``pairs`` of builds that differ only in the seed. It is the root mean square
+    change (nats a token) of a holdout lesson.
+    """
+    styles = [each for each in load_styles().values() if len(each.lessons) >= 12]
+    families = (number + _SEEDS_PER_STYLE - 1) // _SEEDS_PER_STYLE
+    keys = [
+        f"{kind}-{place}-{base}-{seed}"
+        for kind, count in ((SEEDS, families), (SHUFFLED, number))
+        for place in range(count)
+    ]
+
+    def measure(key: str, before: float) -> Figures:
         kind, place = key.split("-")[:2]
         style = styles[int(place) % len(styles)]
-        progress(f"{kind}: {style.name}", keys.index(key) / len(keys))
+        progress(f"{kind}: {style.name}", before)
         rng = random.Random(f"{seed} {key}")
         with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
             if kind == SHUFFLED:
                 return _try_shuffled(style, Path(work), base, backend, rng)
             return _try_seeds(style, Path(work), base, backend)
 
-    for key in keep.complete(keys, measure):
-        figures = keep.figures()[key]
-        note(f"{figures['kind']}, {figures['style']}: {'; '.join(figures['learns'])}")
-    cases = tuple(keep.figures()[key] for key in keys if key in keep.figures())
+    def tell(key: str, case: Figures) -> None:
+        note(f"{case['kind']}, {case['style']}: {'; '.join(case['learns'])}")
+
+    cases = list(keep.complete({key: key for key in keys}, measure, tell).values())
     changes = [change for case in cases for change in case.get("changes", ())]
-    return NullBench(
-        bench="nulls",
-        base=base,
-        kinds={
+    return {
+        "bench": "nulls",
+        "base": base,
+        "kinds": {
             kind: {
                 name: sum(case[name] for case in cases if case["kind"] == kind)
                 for name in ("ran", "live", "for_good")
             }
             for kind in (SHUFFLED, SEEDS)
         },
-        spread=round(fmean(change * change for change in changes) ** 0.5, 4) if changes else None,
-        pairs=len(changes),
-        cases=cases,
-    )
+        "spread": round(fmean(change * change for change in changes) ** 0.5, 4)
+        if changes
+        else None,
+        "pairs": len(changes),
+        "cases": cases,
+    }
 
 
 def _try_shuffled(
@@ -155,7 +146,3 @@ def _figures(kind: str, style: EditStyle, reports: Sequence[LearnReport]) -> Fig
         "for_good": sum(not report.probation for report in live),
         "learns": [f"{report.verdict}: {report.reason}" for report in reports],
     }
-
-
-def _key(kind: str, place: int, base: str, seed: int) -> str:
-    return f"{kind}-{place}-{base}-{seed}"

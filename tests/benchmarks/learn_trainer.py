@@ -82,11 +82,13 @@ def run_plain_loop(
     evaluator = Evaluator(loop.ask)
     seconds = []
     for number, night in enumerate(nights, 1):
-        steps = sum(each.steps for each in night.learns)
+        steps = sum(each["steps"] for each in night.learns)
         seconds.append(0.0)
         if steps:
-            first = next(each for each in night.learns if each.steps)
-            seconds[-1] = loop.train(night.examples, generic, steps, first.lessons, first.anchors)
+            first = next(each for each in night.learns if each["steps"])
+            seconds[-1] = loop.train(
+                night.examples, generic, steps, first["lessons"], first["anchors"]
+            )
         evaluator.evaluate(person, number, len(nights), known)
     return PlainLoopResult(evaluator.figures, tuple(seconds), loop.tokens, loop.seconds)
 

@@ -11,12 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import personalpeft
-from benchmarks.figures import Spread, spread
+from benchmarks.figures import spread
 from benchmarks.server import serving
 from personalpeft import Runtime
 from personalpeft.errors import MissingPackage
@@ -35,25 +34,10 @@ _SENT = """() => performance.getEntriesByType("resource").concat(performance.get
     .filter((each) => !each.name.includes("/api/")).reduce((sum, each) => sum + each.encodedBodySize, 0)"""
 
 
-@dataclass(frozen=True, slots=True)
-class PageBench:
-    """The object that ``--json`` prints: milliseconds as median, least and most.
+def bench_page(*, repetitions: int, echo: Callable[[str], None]) -> dict[str, Any]:
+    """Measure the page.
 
     ``least_ms`` is the browser's time to paint one local word; ``bytes`` is the size of all files.
-    """
-
-    bench: str
-    repetitions: int
-    least_ms: Spread
-    first_paint_cold_ms: Spread
-    first_paint_warm_ms: Spread
-    ready_cold_ms: Spread
-    ready_warm_ms: Spread
-    bytes: int
-
-
-def bench_page(*, repetitions: int, echo: Callable[[str], None]) -> PageBench:
-    """Measure the page.
 
     Raises:
         MissingPackage: Playwright or a browser is missing.
@@ -93,10 +77,16 @@ def bench_page(*, repetitions: int, echo: Callable[[str], None]) -> PageBench:
                 f"{repetition} of {repetitions}: {', '.join(f'{key} {each[-1]:.0f} ms' for key, each in figures.items())}"
             )
         browser.close()
-    least, cold_paint, warm_paint, cold_ready, warm_ready = map(spread, figures.values())
-    return PageBench(
-        "page", repetitions, least, cold_paint, warm_paint, cold_ready, warm_ready, size
-    )
+    return {
+        "bench": "page",
+        "repetitions": repetitions,
+        "least_ms": spread(figures["least"]),
+        "first_paint_cold_ms": spread(figures["cold paint"]),
+        "first_paint_warm_ms": spread(figures["warm paint"]),
+        "ready_cold_ms": spread(figures["cold ready"]),
+        "ready_warm_ms": spread(figures["warm ready"]),
+        "bytes": size,
+    }
 
 
 def browser_of(playwright: Any) -> Any:

@@ -22,7 +22,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import personalpeft
 from personalpeft.backends.base import Backend, Continuation
@@ -48,25 +48,14 @@ class Choice:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefEvalBench:
-    """The object that ``--json`` prints.
-
-    By way and topic: the share of questions whose first option is the likeliest; "all" is of all
-    questions.
-    """
-
-    bench: str
-    base: str
-    asked: Mapping[str, int]
-    accuracy: Mapping[str, Mapping[str, float]]
-
-
 Way: TypeAlias = Callable[[Choice], Sequence[Message]]
 
 
-def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress) -> PrefEvalBench:
+def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress) -> dict[str, Any]:
     """Score all questions of all topics (the folder's ``.json`` files).
+
+    ``accuracy`` is the share of questions whose first option is the likeliest, by way and topic;
+    "all" is of all questions.
 
     Raises:
         InvalidInput: The files are something else.
@@ -101,7 +90,7 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
         }
         for way, counts in right.items()
     }
-    return PrefEvalBench("prefeval", base, asked, accuracy)
+    return {"bench": "prefeval", "base": base, "asked": asked, "accuracy": accuracy}
 
 
 def _right(

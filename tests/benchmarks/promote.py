@@ -14,12 +14,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from benchmarks import baselines
-from benchmarks.figures import Spread, alternate, percentile, ratio, spread
+from benchmarks.figures import alternate, medians, percentile, ranges, ratio, spread
 from benchmarks.load_users import (
     LoadedUsers,
     both_samplings,
@@ -35,29 +35,14 @@ _OTHERS = 15
 _PROMOTIONS, PAUSE_SECONDS = 20, 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class PromoteBench:
-    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
+def bench_promote(
+    base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure idle and promoting runs alternately, then both hand-overs alternately.
 
     ``milliseconds`` has the gaps between tokens, idle and during promotions, the time of a
     promotion, and both hand-overs. ``promotions`` is the number of them. ``sampled`` is
-    with the card's sampling, and the others are greedy.
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    ratios: dict[str, float]
-    merged_vs_adapter_handoff: float
-    milliseconds: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-    promotions: int
-
-
-def bench_promote(
-    base_name: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> PromoteBench:
-    """Measure idle and promoting runs alternately, then both hand-overs alternately.
+    with the card's sampling, and the others are greedy. ``spread`` has the least and the most.
 
     Raises:
         MissingPackage: PEFT is not installed.
@@ -67,12 +52,12 @@ def bench_promote(
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
         seeds, rounds = count(loaded.users), count()
-        medians: dict[str, list[float]] = {}
+        middle: dict[str, list[float]] = {}
         taken: list[float] = []
 
         def quiet(sampling: Sampling, kind: str = "") -> float:
             gaps = [end - begin for begin, end in _gaps(loaded, next(rounds), sampling)]
-            medians.setdefault(f"quiet{kind}_p50", []).append(percentile(gaps, 50) * 1000)
+            middle.setdefault(f"quiet{kind}_p50", []).append(percentile(gaps, 50) * 1000)
             return percentile(gaps, 99) * 1000
 
         def promoting(sampling: Sampling, kind: str = "") -> float:
@@ -82,13 +67,13 @@ def bench_promote(
                 gaps += _gaps(loaded, next(rounds), sampling)
             taken.extend(end - begin for begin, end in promoter.spans)
             met = [end - begin for begin, end in gaps if promoter.met(begin, end)]
-            medians.setdefault(f"promoting{kind}_p50", []).append(percentile(met, 50) * 1000)
+            middle.setdefault(f"promoting{kind}_p50", []).append(percentile(met, 50) * 1000)
             return percentile(met, 99) * 1000
 
         greedy, sampled = both_samplings(loaded.base.card, tokens).values()
         echo("warming up")
         quiet(greedy)
-        medians.clear()
+        middle.clear()
         contestants: dict[str, Callable[[int], float]] = {
             "quiet_p99": lambda repetition: quiet(greedy),
             "promoting_p99": lambda repetition: promoting(greedy),
@@ -96,7 +81,7 @@ def bench_promote(
             "promoting_sampled_p99": lambda repetition: promoting(sampled, "_sampled"),
         }
         figures = alternate(contestants, repetitions, echo)
-        figures |= medians
+        figures |= middle
 
         echo("handing over")
         adapter = loaded.peft_folder(0, Path(work))
@@ -109,12 +94,6 @@ def bench_promote(
         for run in turns.values():
             run(0)
         figures |= alternate(turns, repetitions, echo)
-    return _summary(base_name, repetitions, figures, taken)
-
-
-def _summary(
-    base_name: str, repetitions: int, figures: dict[str, list[float]], taken: list[float]
-) -> PromoteBench:
     times = {key: spread(values) for key, values in figures.items()}
     times["promotion"] = spread([each * 1000 for each in taken])
     compared = {
@@ -123,17 +102,16 @@ def _summary(
         "sampled_vs_greedy": ratio(figures["quiet_p50"], figures["quiet_sampled_p50"]),
     }
     handoff = ratio(figures["merged_handoff"], figures["adapter_handoff"])
-    ratios: dict[str, Spread] = {**compared, "merged_vs_adapter_handoff": handoff}
-    return PromoteBench(
-        bench="promote",
-        base=base_name,
-        repetitions=repetitions,
-        ratios={key: each.median for key, each in compared.items()},
-        merged_vs_adapter_handoff=handoff.median,
-        milliseconds={key: each.median for key, each in times.items()},
-        spread={key: (each.least, each.most) for key, each in {**times, **ratios}.items()},
-        promotions=len(taken),
-    )
+    return {
+        "bench": "promote",
+        "base": base_name,
+        "repetitions": repetitions,
+        "ratios": medians(compared),
+        "merged_vs_adapter_handoff": handoff.median,
+        "milliseconds": medians(times),
+        "spread": ranges({**times, **compared, "merged_vs_adapter_handoff": handoff}),
+        "promotions": len(taken),
+    }
 
 
 def _gaps(

@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any
 
 import personalpeft
-from benchmarks.figures import alternate, ratio, spread
+from benchmarks.figures import alternate, medians, ranges, ratio, spread
 
 TOGETHER = 16
 _CHATS = 6
@@ -28,20 +28,13 @@ _QUESTIONS = (
 _LONG = " ".join(_QUESTIONS * 8)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptsBench:
-    """The object that ``--json`` prints: medians of the repetitions; ``spread`` has the least and the most."""
+def bench_prompts(
+    base_name: str, *, repetitions: int, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure first tokens of new and known users, and batches of one user and of sixteen.
 
-    bench: str
-    base: str
-    repetitions: int
-    milliseconds: dict[str, float]
-    ratios: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-
-
-def bench_prompts(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> PromptsBench:
-    """Measure first tokens of new and known users, and batches of one user and of sixteen."""
+    ``spread`` has the least and the most of the repetitions.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
         personalpeft.open(home, base_name, "torch") as runtime,
@@ -84,11 +77,11 @@ def bench_prompts(base_name: str, *, repetitions: int, echo: Callable[[str], Non
         "one user over sixteen": ratio(one, sixteen),
     }
     times = {name: spread(values) for name, values in found.items()}
-    return PromptsBench(
-        bench="prompts",
-        base=base_name,
-        repetitions=repetitions,
-        milliseconds={name: each.median for name, each in times.items()},
-        ratios={name: each.median for name, each in ratios.items()},
-        spread={name: (each.least, each.most) for name, each in {**times, **ratios}.items()},
-    )
+    return {
+        "bench": "prompts",
+        "base": base_name,
+        "repetitions": repetitions,
+        "milliseconds": medians(times),
+        "ratios": medians(ratios),
+        "spread": ranges({**times, **ratios}),
+    }

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import InvalidInput
 
 Figures: TypeAlias = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def make_key(*parts: object) -> str:
@@ -52,10 +53,24 @@ class ResultCache:
                 ) from error
         return kept
 
-    def complete(self, keys: Iterable[str], measure: Callable[[str], Figures]) -> Iterator[str]:
-        """Measure each key that is neither cached nor claimed; yield it once cached."""
+    def complete(
+        self,
+        work: Mapping[str, T],
+        measure: Callable[[T, float], Figures],
+        done: Callable[[T, Figures], None] = lambda item, figures: None,
+    ) -> dict[str, Figures]:
+        """Measure each item whose key is neither cached nor claimed.
+
+        Args:
+            work: The items by key.
+            measure: Returns the figures of an item. It also gets the share of the items before it.
+            done: Called with each item that was measured, once its figures are cached.
+
+        Returns:
+            The figures of all items that are cached now, in their order.
+        """
         self._locks.mkdir(parents=True, exist_ok=True)
-        for key in keys:
+        for place, (key, item) in enumerate(work.items()):
             lock = FileLock(self._locks / key)
             try:
                 lock.acquire(timeout=0)
@@ -66,13 +81,15 @@ class ResultCache:
                 # work is not repeated.
                 if key in self.figures():
                     continue
-                self._add({"key": key, **measure(key)})
+                self._add({"key": key, **measure(item, place / len(work))})
             finally:
                 lock.release()
                 (self._locks / key).unlink(missing_ok=True)
-            yield key
+            done(item, self.figures()[key])
         with suppress(OSError):
             self._locks.rmdir()
+        kept = self.figures()
+        return {key: kept[key] for key in work if key in kept}
 
     def _add(self, figures: Figures) -> None:
         line = json.dumps(figures, ensure_ascii=False, allow_nan=False) + "\n"

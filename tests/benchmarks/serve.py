@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import baselines, vllm
-from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.figures import alternate, medians, ranges, ratio, spread
 from benchmarks.load_users import (
     RANK,
     LoadedUsers,
@@ -35,28 +37,14 @@ _VLLM_ADAPTERS = 4
 _WARM_UP = 4
 # The sequential rate is measured with four users. With sixteen it would be the same.
 _ONE_BY_ONE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ServeBench:
-    """The object that ``--json`` prints: medians, with the least and most of all repetitions.
-
-    A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
-    row) and the rows. ``sampled`` is with the card's sampling. ``sampled_vs_greedy`` compares
-    decoding steps, since sampled replies end at other lengths. ``step_vs_floor`` divides our median
-    decoding step by the time to read memory once for the base and all adapters. ``own_complete``
-    says that all our greedy replies were as long as the others'. None: not run.
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    tokens_per_second: dict[str, float | None]
-    ratios: dict[str, float | None]
-    spread: dict[str, tuple[float, float]]
-    step_milliseconds: float
-    memory_gb_per_second: float
-    own_complete: bool
+_RATIOS = {
+    "mixed_vs_peft": ("own_mixed_16", "peft_mixed_16"),
+    "mixed_vs_peft_set_adapter": ("own_mixed_16", "peft_set_adapter_16"),
+    "mixed_vs_vllm": ("own_mixed_16", "vllm_mixed_16"),
+    "mixed_vs_own_base": ("own_mixed_16", "own_base_16"),
+    "base_vs_generate": ("own_base_16", "generate_16"),
+    "one_vs_peft": ("own_mixed_1", "peft_1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +62,17 @@ class BatchResult:
 
 def bench_serve(
     base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, echo: Callable[[str], None]
-) -> ServeBench:
+) -> dict[str, Any]:
     """Measure all contestants.
 
     vLLM takes part with ``with_vllm`` where its Python is named.
+
+    A figure's name has the contestant, the adapters (``base``: none, ``mixed``: another for each
+    row) and the rows. ``sampled`` is with the card's sampling. ``sampled_vs_greedy`` compares
+    decoding steps, since sampled replies end at other lengths. ``step_vs_floor`` divides our median
+    decoding step by the time to read memory once for the base and all adapters. ``own_complete``
+    says that all our greedy replies were as long as the others'. None: not run. ``spread`` has the
+    least and the most of all repetitions.
 
     Raises:
         MissingPackage: PEFT is not installed.
@@ -133,21 +128,17 @@ def bench_serve(
             return baselines.generate(mixed, prompts, count)
 
         contestants: dict[str, Callable[[int, int], float]] = {
-            "own_mixed_16": lambda repetition, count: own.write(ROWS, True, repetition, count),
+            "own_mixed_16": partial(own.write, ROWS, True),
             "peft_mixed_16": rate(
                 lambda p, count: baselines.generate(mixed, p, count, adapter_names=names), ROWS
             ),
-            "own_base_16": lambda repetition, count: own.write(ROWS, False, repetition, count),
-            "own_mixed_16_sampled": lambda repetition, count: own.write(
-                ROWS, True, repetition, count, sampled=True
-            ),
-            "own_base_16_sampled": lambda repetition, count: own.write(
-                ROWS, False, repetition, count, sampled=True
-            ),
+            "own_base_16": partial(own.write, ROWS, False),
+            "own_mixed_16_sampled": partial(own.write, ROWS, True, sampled=True),
+            "own_base_16_sampled": partial(own.write, ROWS, False, sampled=True),
             "generate_16": rate(lambda p, count: baselines.generate(plain, p, count), ROWS),
-            "own_mixed_1": lambda repetition, count: own.write(1, True, repetition, count),
+            "own_mixed_1": partial(own.write, 1, True),
             "peft_1": rate(first_alone, 1),
-            "own_base_1": lambda repetition, count: own.write(1, False, repetition, count),
+            "own_base_1": partial(own.write, 1, False),
             "peft_set_adapter_16": rate(one_after_another, ROWS),
         }
         if server is not None:
@@ -164,25 +155,40 @@ def bench_serve(
             bandwidth.append(baselines.read_bandwidth())
             return bandwidth[-1] / 1e9
 
-        turns = {key: _with(run, tokens) for key, run in contestants.items()}
+        turns = {key: partial(run, count=tokens) for key, run in contestants.items()}
         figures = alternate({**turns, "memory_gb_per_second": memory}, repetitions, echo)
         steps = [each.step for each in own.written["own_mixed_16"]]
-        sampled = ratio(steps, [each.step for each in own.written["own_mixed_16_sampled"]])
         floors = [(baselines.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
+        compared = {
+            "sampled_vs_greedy": ratio(
+                steps, [each.step for each in own.written["own_mixed_16_sampled"]]
+            ),
+            "step_vs_floor": ratio(steps, floors),
+        }
         complete = all(
             each.complete
             for contestant, runs in own.written.items()
             if not contestant.endswith("sampled")
             for each in runs
         )
-    return _summary(
-        base_name,
-        repetitions,
-        figures,
-        {"sampled_vs_greedy": sampled, "step_vs_floor": ratio(steps, floors)},
-        statistics.median(steps),
-        complete,
-    )
+    speed = spread(figures.pop("memory_gb_per_second"))
+    figures.setdefault("vllm_mixed_16", [])
+    rates = {key: spread(values) if values else None for key, values in figures.items()}
+    ratios = {
+        key: ratio(figures[over], figures[under]) if figures[under] else None
+        for key, (over, under) in _RATIOS.items()
+    } | compared
+    return {
+        "bench": "serve",
+        "base": base_name,
+        "repetitions": repetitions,
+        "tokens_per_second": medians(rates),
+        "ratios": medians(ratios),
+        "spread": ranges({**rates, **ratios}),
+        "step_milliseconds": round(statistics.median(steps) * 1000, 3),
+        "memory_gb_per_second": speed.median,
+        "own_complete": complete,
+    }
 
 
 class _BackendDriver:
@@ -255,46 +261,3 @@ def written(backend: Backend, batch: Sequence[SequenceState]) -> BatchResult:
                 open_rows.remove(piece.index)
                 complete = complete and piece.finish == "length"
     return BatchResult(tokens / (last - began), statistics.median(decoding or steps), complete)
-
-
-def _with(run: Callable[[int, int], float], tokens: int) -> Callable[[int], float]:
-    return lambda repetition: run(repetition, tokens)
-
-
-_RATIOS = {
-    "mixed_vs_peft": ("own_mixed_16", "peft_mixed_16"),
-    "mixed_vs_peft_set_adapter": ("own_mixed_16", "peft_set_adapter_16"),
-    "mixed_vs_vllm": ("own_mixed_16", "vllm_mixed_16"),
-    "mixed_vs_own_base": ("own_mixed_16", "own_base_16"),
-    "base_vs_generate": ("own_base_16", "generate_16"),
-    "one_vs_peft": ("own_mixed_1", "peft_1"),
-}
-
-
-def _summary(
-    base_name: str,
-    repetitions: int,
-    figures: dict[str, list[float]],
-    step_ratios: dict[str, Spread],
-    step: float,
-    complete: bool,
-) -> ServeBench:
-    memory = spread(figures.pop("memory_gb_per_second"))
-    figures.setdefault("vllm_mixed_16", [])
-    rates = {key: spread(values) if values else None for key, values in figures.items()}
-    ratios: dict[str, Spread | None] = {
-        key: ratio(figures[over], figures[under]) if figures[under] else None
-        for key, (over, under) in _RATIOS.items()
-    }
-    ratios |= step_ratios
-    return ServeBench(
-        bench="serve",
-        base=base_name,
-        repetitions=repetitions,
-        tokens_per_second={key: each.median if each else None for key, each in rates.items()},
-        ratios={key: each.median if each else None for key, each in ratios.items()},
-        spread={key: (each.least, each.most) for key, each in {**rates, **ratios}.items() if each},
-        step_milliseconds=round(step * 1000, 3),
-        memory_gb_per_second=memory.median,
-        own_complete=complete,
-    )

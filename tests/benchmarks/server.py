@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from flask import Blueprint
 
 import personalpeft
-from benchmarks.figures import Spread, alternate, ratio, spread
+from benchmarks.figures import alternate, ratio, spread
 from personalpeft import Runtime
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
@@ -39,31 +39,16 @@ _BETWEEN = 0.02
 _PATIENCE = 600
 
 
-@dataclass(frozen=True, slots=True)
-class ServerBench:
-    """The object that ``--json`` prints: medians with the least and most of the repetitions.
+def bench_server(
+    base: str, backend: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Serve a temporary home on a free local port and measure it.
 
     ``first_token_overhead_ms`` is the server's extra time to the first token of one stream.
     ``rate_ratio`` compares tokens a second of sixteen streams, server over library. ``sampled`` is
     the server with the card's sampling, and the others are greedy. ``healthz_ms`` are response
     times while these run.
     """
-
-    bench: str
-    base: str
-    repetitions: int
-    first_token_ms: dict[str, Spread]
-    first_token_overhead_ms: Spread
-    tokens_per_second: dict[str, Spread]
-    rate_ratio: Spread
-    sampled_vs_greedy: Spread
-    healthz_ms: Spread
-
-
-def bench_server(
-    base: str, backend: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> ServerBench:
-    """Serve a temporary home on a free local port and measure it."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder) / "home", base, backend) as runtime,
@@ -98,22 +83,18 @@ def bench_server(
         figures = alternate(contestants, repetitions, echo)
         first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
         rate = {way: figures[f"{way} rate"] for way in (*ways, "server, sampled")}
-        return ServerBench(
-            bench="server",
-            base=runtime.base().card.name,
-            repetitions=repetitions,
-            first_token_ms={way: spread(each) for way, each in first.items()},
-            first_token_overhead_ms=spread(
-                [
-                    over - under
-                    for over, under in zip(first["server"], first["library"], strict=True)
-                ]
-            ),
-            tokens_per_second={way: spread(each) for way, each in rate.items()},
-            rate_ratio=ratio(rate["server"], rate["library"]),
-            sampled_vs_greedy=ratio(rate["server, sampled"], rate["server"]),
-            healthz_ms=spread([1000 * each for each in health]),
-        )
+        both = zip(first["server"], first["library"], strict=True)
+        return {
+            "bench": "server",
+            "base": runtime.base().card.name,
+            "repetitions": repetitions,
+            "first_token_ms": {way: spread(each) for way, each in first.items()},
+            "first_token_overhead_ms": spread([over - under for over, under in both]),
+            "tokens_per_second": {way: spread(each) for way, each in rate.items()},
+            "rate_ratio": ratio(rate["server"], rate["library"]),
+            "sampled_vs_greedy": ratio(rate["server, sampled"], rate["server"]),
+            "healthz_ms": spread([1000 * each for each in health]),
+        }
 
 
 class _HttpClient:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any
 
 import personalpeft
 from personalpeft import LearnReport, User
@@ -28,51 +28,6 @@ _USER, _SKILL, _AT_ONCE = "bench", "tasks", 16
 _Z = 1.96
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """``passed`` of ``asked`` unseen tasks with the share's 95 per cent interval (Wilson 1927).
-
-    Also counts the tasks for which the skill's layer was attached.
-    """
-
-    passed: int
-    asked: int
-    rate: float
-    least: float
-    most: float
-    attached: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage: the pass rate of its live stack, the gate's verdict, its seconds and steps."""
-
-    name: str
-    unseen: Rate
-    verdict: str
-    reason: str
-    seconds: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class SkillBench:
-    """The object that ``--json`` prints.
-
-    ``points_shown`` and ``points_practised`` are percentage points: demonstrations over the base,
-    and practice over the demonstrations.
-    """
-
-    bench: str
-    base: str
-    family: str
-    demonstrations: int
-    before: Rate
-    stages: tuple[Stage, ...]
-    points_shown: float
-    points_practised: float
-
-
 def bench_skill(
     family: str,
     *,
@@ -81,10 +36,12 @@ def bench_skill(
     unseen: int,
     rounds: int | None,
     echo: Callable[[str], None],
-) -> SkillBench:
+) -> dict[str, Any]:
     """Measure thirty demonstrations, then both kinds of practice.
 
-    ``rounds`` are for each of them, by default the base's own.
+    ``rounds`` are for each of them, by default the base's own. ``points_shown`` and
+    ``points_practised`` are percentage points: demonstrations over the base, and practice over the
+    demonstrations.
 
     Raises:
         InvalidInput: The family has too few tasks.
@@ -99,18 +56,25 @@ def bench_skill(
         imitate = config.rejection_rounds if rounds is None else rounds
         follow = config.rounds - config.rejection_rounds if rounds is None else rounds
 
-        def rate() -> Rate:
+        def rate() -> dict[str, Any]:
             echo(f"asking {len(asked)} unseen tasks")
             return _rate(user, gym, asked, config.max_completion_length)
 
-        def stage(name: str, learn: Callable[[], LearnReport]) -> Stage:
+        def stage(name: str, learn: Callable[[], LearnReport]) -> dict[str, Any]:
             began = time.perf_counter()
             report = learn()
             seconds = time.perf_counter() - began
             verdict = str(report.verdict) + (" (on probation)" if report.probation else "")
             echo(f"{name}: {verdict}, {report.reason}")
-            found = Stage(name, rate(), verdict, report.reason, round(seconds, 1), report.steps)
-            echo(f"{name}: {found.unseen.passed} of {found.unseen.asked}")
+            found = {
+                "name": name,
+                "unseen": rate(),
+                "verdict": verdict,
+                "reason": report.reason,
+                "seconds": round(seconds, 1),
+                "steps": report.steps,
+            }
+            echo(f"{name}: {found['unseen']['passed']} of {found['unseen']['asked']}")
             return found
 
         def practise(rounds: int) -> Callable[[], LearnReport]:
@@ -119,25 +83,25 @@ def bench_skill(
             )
 
         before = rate()
-        echo(f"base: {before.passed} of {before.asked}")
+        echo(f"base: {before['passed']} of {before['asked']}")
         for task in shown:
             user.teach(task.prompt, str(task.about["answer"]), skill=_SKILL)
-        stages = (
+        stages = [
             stage("demonstrations", lambda: user.learn(f"skill.{_SKILL}")),
             stage("rejection sampling", practise(imitate)),
             stage("policy gradient", practise(follow)),
-        )
-    rates = [before.rate, *(each.unseen.rate for each in stages)]
-    return SkillBench(
-        bench="skill",
-        base=base,
-        family=family,
-        demonstrations=len(shown),
-        before=before,
-        stages=stages,
-        points_shown=round(100 * (rates[1] - rates[0]), 1),
-        points_practised=round(100 * (rates[3] - rates[1]), 1),
-    )
+        ]
+    rates = [before["rate"], *(each["unseen"]["rate"] for each in stages)]
+    return {
+        "bench": "skill",
+        "base": base,
+        "family": family,
+        "demonstrations": len(shown),
+        "before": before,
+        "stages": stages,
+        "points_shown": round(100 * (rates[1] - rates[0]), 1),
+        "points_practised": round(100 * (rates[3] - rates[1]), 1),
+    }
 
 
 def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Task]]:
@@ -155,7 +119,12 @@ def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Tas
     return shown, asked
 
 
-def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) -> Rate:
+def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) -> dict[str, Any]:
+    """Return how many tasks passed, with the 95 per cent interval of their share.
+
+    And for how many the skill's layer was ``attached``.
+    """
+
     def ask(task: Task) -> tuple[bool, bool]:
         reply = user.chat(task.prompt, temperature=0, max_tokens=longest)
         return gym.verify(task, reply.text) >= PASS_THRESHOLD, bool(reply.stack.entries)
@@ -164,14 +133,18 @@ def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) ->
         answers = list(pool.map(ask, tasks))
     passed = sum(right for right, _ in answers)
     least, most = interval(passed, len(tasks))
-    attached = sum(attached for _, attached in answers)
-    return Rate(
-        passed, len(tasks), round(passed / len(tasks), 3), round(least, 3), round(most, 3), attached
-    )
+    return {
+        "passed": passed,
+        "asked": len(tasks),
+        "rate": round(passed / len(tasks), 3),
+        "least": round(least, 3),
+        "most": round(most, 3),
+        "attached": sum(attached for _, attached in answers),
+    }
 
 
 def interval(passed: int, asked: int) -> tuple[float, float]:
-    """Return Wilson's 95 per cent interval of the pass rate."""
+    """Return Wilson's 95 per cent interval of the pass rate (Wilson 1927)."""
     share, spread = passed / asked, _Z**2 / asked
     middle = (share + spread / 2) / (1 + spread)
     reach = _Z / (1 + spread) * math.sqrt(share * (1 - share) / asked + spread / (4 * asked))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
@@ -23,36 +23,15 @@ _EDITS_A_LEARN = 6
 _LEAST_ROUNDS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SoakBench:
-    """The object that ``--json`` prints.
+def bench_soak(base: str, *, backend: str, minutes: float, progress: Progress) -> dict[str, Any]:
+    """Use a home for some minutes, and compare memory, open files and threads over time.
 
     A round is six corrected replies, a streamed reply that is cancelled, a learn and, in turns, a
     rollback or a forgotten turn of one user. Figures compare the medians of the second and the last
     quarter of the rounds. In the first quarter all users are new.
     """
-
-    bench: str
-    base: str
-    minutes: float
-    rounds: int
-    turns: int
-    learns: int
-    memory_mb: dict[str, float]
-    open_files: dict[str, float]
-    threads: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    memory_mb: float
-    open_files: int
-    threads: int
-
-
-def bench_soak(base: str, *, backend: str, minutes: float, progress: Progress) -> SoakBench:
-    """Use a home for some minutes, and compare memory, open files and threads over time."""
-    process, samples, turns, learns = psutil.Process(), [], 0, 0
+    process, turns, learns = psutil.Process(), 0, 0
+    samples: list[tuple[float, int, int]] = []
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder, "home"), base=base, backend=backend) as runtime,
@@ -65,20 +44,21 @@ def bench_soak(base: str, *, backend: str, minutes: float, progress: Progress) -
             turns, learns = turns + turns_now, learns + learned
             gc.collect()
             samples.append(
-                _Sample(process.memory_info().rss / 2**20, process.num_fds(), process.num_threads())
+                (process.memory_info().rss / 2**20, process.num_fds(), process.num_threads())
             )
         spent = time.monotonic() - began
-    return SoakBench(
-        bench="soak",
-        base=base,
-        minutes=round(spent / 60, 1),
-        rounds=len(samples),
-        turns=turns,
-        learns=learns,
-        memory_mb=_compare([each.memory_mb for each in samples]),
-        open_files=_compare([each.open_files for each in samples]),
-        threads=_compare([each.threads for each in samples]),
-    )
+    memory, open_files, threads = map(_compare, zip(*samples, strict=True))
+    return {
+        "bench": "soak",
+        "base": base,
+        "minutes": round(spent / 60, 1),
+        "rounds": len(samples),
+        "turns": turns,
+        "learns": learns,
+        "memory_mb": memory,
+        "open_files": open_files,
+        "threads": threads,
+    }
 
 
 def _rounds(runtime: Runtime) -> Iterator[tuple[int, int]]:
@@ -104,7 +84,7 @@ def _rounds(runtime: Runtime) -> Iterator[tuple[int, int]]:
         yield _EDITS_A_LEARN + 1, learned
 
 
-def _compare(values: list[float] | list[int]) -> dict[str, float]:
+def _compare(values: Sequence[float]) -> dict[str, float]:
     """Return the medians of the second and the last quarter, and their ratio."""
     quarter = len(values) // 4
     early, late = median(values[quarter : 2 * quarter]), median(values[-quarter:])

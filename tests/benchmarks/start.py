@@ -12,30 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures import spread
+from benchmarks.figures import medians, ranges, spread
 
 _COMMAND = (sys.executable, "-m", "personalpeft_app")
 _FACTS = {"plain": (), "with a fact": ("I have two cats and live in Lisbon.",)}
 _QUESTION = "How many cats do I have?"
 
 
-@dataclass(frozen=True, slots=True)
-class StartBench:
-    """The object that ``--json`` prints: medians of the repetitions; ``spread`` has the least and the most."""
-
-    bench: str
-    base: str
-    repetitions: int
-    seconds: dict[str, float]
-    cpu_seconds: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-
-
-def bench_start(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> StartBench:
-    """Run the command with and without a fact, alternately."""
+def bench_start(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> dict[str, Any]:
+    """Run the command with and without a fact, alternately; ``spread`` has the least and most."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in _FACTS}
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
         for name, facts in _FACTS.items():
@@ -53,14 +41,14 @@ def bench_start(base_name: str, *, repetitions: int, echo: Callable[[str], None]
                 echo(f"{repetition}: {name}, {found[-1][0]:.2f} s")
     first = {name: spread([seconds for seconds, _ in found]) for name, found in runs.items()}
     cpu = {name: spread([seconds for _, seconds in found]) for name, found in runs.items()}
-    return StartBench(
-        bench="start",
-        base=base_name,
-        repetitions=repetitions,
-        seconds={name: each.median for name, each in first.items()},
-        cpu_seconds={name: each.median for name, each in cpu.items()},
-        spread={name: (each.least, each.most) for name, each in first.items()},
-    )
+    return {
+        "bench": "start",
+        "base": base_name,
+        "repetitions": repetitions,
+        "seconds": medians(first),
+        "cpu_seconds": medians(cpu),
+        "spread": ranges(first),
+    }
 
 
 def _environment(base_name: str, home: Path) -> dict[str, str]:

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
 
 import personalpeft
-from benchmarks.figures import ratio, spread
+from benchmarks.figures import medians, ranges, ratio, spread
 from benchmarks.server import GREEDY, serving
 from personalpeft.settings import Serving
 from personalpeft_app.http.api_v1.blueprint import ApiV1
@@ -32,29 +32,14 @@ _ENDED = "all streams ended"
 _FIGURES = ("first event, median", "first event, last", _ENDED, "CPU of the server")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsBench:
-    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
-
-    ``greedy`` is without the card's sampling. ``sampled_vs_greedy`` compares the time to the end.
-    ``threads`` is the peak of the server's process.
-    """
-
-    bench: str
-    base: str
-    streams: int
-    tokens: int
-    repetitions: int
-    seconds: dict[str, float]
-    ratios: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-    threads: int
-
-
 def bench_streams(
     base_name: str, backend: str, *, repetitions: int, tokens: int, echo: Callable[[str], None]
-) -> StreamsBench:
-    """Stream all replies at once, repeatedly; a first time does not count."""
+) -> dict[str, Any]:
+    """Stream all replies at once, repeatedly; a first time does not count.
+
+    ``greedy`` is without the card's sampling. ``sampled_vs_greedy`` compares the time to the end.
+    ``threads`` is the peak of the server's process, and ``spread`` has the least and the most.
+    """
     limits = Serving(max_batch=STREAMS) if backend == "fake" else Serving()
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
@@ -93,21 +78,18 @@ def bench_streams(
         for name, each in zip(_FIGURES, zip(*figures, strict=True), strict=True)
     }
     found = {name: spread(each) for name, each in seconds.items()}
-    sampled = ratio(seconds[f"{_ENDED}, greedy"], seconds[_ENDED])
-    return StreamsBench(
-        bench="streams",
-        base=base,
-        streams=STREAMS,
-        tokens=tokens,
-        repetitions=repetitions,
-        seconds={name: each.median for name, each in found.items()},
-        ratios={"sampled_vs_greedy": sampled.median},
-        spread={
-            name: (each.least, each.most)
-            for name, each in {**found, "sampled_vs_greedy": sampled}.items()
-        },
-        threads=threads,
-    )
+    ratios = {"sampled_vs_greedy": ratio(seconds[f"{_ENDED}, greedy"], seconds[_ENDED])}
+    return {
+        "bench": "streams",
+        "base": base,
+        "streams": STREAMS,
+        "tokens": tokens,
+        "repetitions": repetitions,
+        "seconds": medians(found),
+        "ratios": medians(ratios),
+        "spread": ranges({**found, **ratios}),
+        "threads": threads,
+    }
 
 
 def _ask_all(

@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import personalpeft
 from benchmarks.peak import peak_mb
@@ -26,52 +26,27 @@ _ROLLED_BACK = 3
 _USER = "bench"
 
 
-@dataclass(frozen=True, slots=True)
-class StyleResult:
-    """One user's results.
+def ask_base(*, base: str, backend: str) -> tuple[list[str], list[str]]:
+    """Return the bare base's answers to the unseen and the general questions."""
+    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+        return _ask_all(runtime.user(_USER))
+
+
+def run_style(
+    style: Style,
+    base_answers: tuple[list[str], list[str]],
+    *,
+    base: str,
+    backend: str,
+    echo: Callable[[str], None],
+) -> dict[str, Any]:
+    """Learn one style of one user in a temporary home.
 
     ``in_style`` and ``base_in_style`` are of ten unseen questions. Of ``general_asked`` general
     questions ``general_right`` are right after the learn. Of the ``facts_before`` that the base has
     right, ``facts_kept`` stay right. The probes are the gate's. ``kl`` is in nats a token.
     """
-
-    style: str
-    verdict: str
-    in_style: int
-    base_in_style: int
-    facts_before: int
-    facts_kept: int
-    general_right: int
-    general_asked: int
-    probes_before: int
-    probes_kept: int
-    kl: float
-    learn_seconds: float
-    rollback_identical: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BaseAnswers:
-    """The bare base's answers, which are the same for every style."""
-
-    unseen: tuple[str, ...]
-    general: tuple[str, ...]
-
-
-def ask_base(*, base: str, backend: str) -> BaseAnswers:
-    """Return the bare base's answers to all questions."""
-    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
-        user = runtime.user(_USER)
-        return BaseAnswers(
-            tuple(_ask(user, prompt, _LONG) for prompt in UNSEEN),
-            tuple(_ask(user, question, _SHORT) for question, _ in GENERAL),
-        )
-
-
-def run_style(
-    style: Style, before: BaseAnswers, *, base: str, backend: str, echo: Callable[[str], None]
-) -> StyleResult:
-    """Learn one style of one user in a temporary home."""
+    base_unseen, base_general = base_answers
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(_USER)
         runtime.engine()
@@ -82,30 +57,36 @@ def run_style(
         echo(f"{style.name}: learning")
         report = user.learn()
         echo(f"{style.name}: {report.verdict}, {report.reason}")
-        unseen = [_ask(user, prompt, _LONG) for prompt in UNSEEN]
-        general = [_ask(user, question, _SHORT) for question, _ in GENERAL]
+        unseen, general = _ask_all(user)
         if user.stack().entries:
             user.rollback("style")
         back = [_ask(user, prompt, _LONG) for prompt in UNSEEN[:_ROLLED_BACK]]
-    known = [
-        is_right(words, text) for (_, words), text in zip(GENERAL, before.general, strict=True)
-    ]
-    kept = [is_right(words, text) for (_, words), text in zip(GENERAL, general, strict=True)]
-    return StyleResult(
-        style=style.name,
-        verdict=str(report.verdict) + (" (on probation)" if report.probation else ""),
-        in_style=sum(style.holds(text) for text in unseen),
-        base_in_style=sum(style.holds(text) for text in before.unseen),
-        facts_before=sum(known),
-        facts_kept=sum(k and b for k, b in zip(kept, known, strict=True)),
-        general_right=sum(kept),
-        general_asked=len(GENERAL),
-        probes_before=report.scores["probes"]["right_before"],
-        probes_kept=report.scores["probes"]["still_right"],
-        kl=report.scores["probes"]["kl"],
-        learn_seconds=report.seconds,
-        rollback_identical=back == list(before.unseen[:_ROLLED_BACK]),
+    known, kept = (
+        [is_right(words, text) for (_, words), text in zip(GENERAL, answers, strict=True)]
+        for answers in (base_general, general)
     )
+    probes = report.scores["probes"]
+    return {
+        "style": style.name,
+        "verdict": str(report.verdict) + (" (on probation)" if report.probation else ""),
+        "in_style": sum(map(style.holds, unseen)),
+        "base_in_style": sum(map(style.holds, base_unseen)),
+        "facts_before": sum(known),
+        "facts_kept": sum(k and b for k, b in zip(kept, known, strict=True)),
+        "general_right": sum(kept),
+        "general_asked": len(GENERAL),
+        "probes_before": probes["right_before"],
+        "probes_kept": probes["still_right"],
+        "kl": probes["kl"],
+        "learn_seconds": report.seconds,
+        "rollback_identical": back == base_unseen[:_ROLLED_BACK],
+    }
+
+
+def _ask_all(user: User) -> tuple[list[str], list[str]]:
+    """Return a user's answers to the unseen and the general questions."""
+    unseen = [_ask(user, prompt, _LONG) for prompt in UNSEEN]
+    return unseen, [_ask(user, question, _SHORT) for question, _ in GENERAL]
 
 
 def _ask(user: User, prompt: str, length: int) -> str:
@@ -137,34 +118,27 @@ def first_token_seconds(home: Path, base: str, *, times: int = 3) -> float:
     return statistics.median(taken)
 
 
-@dataclass(frozen=True, slots=True)
-class StyleBench:
-    """The object that ``--json`` prints.
+def bench_style(
+    styles: Sequence[Style], *, base: str, backend: str, echo: Callable[[str], None]
+) -> dict[str, Any]:
+    """Learn each style in turn, then time the first token with and without facts.
 
     Seconds are medians of three; ``peak_mb`` is of the learning process.
     """
-
-    bench: str
-    base: str
-    styles: tuple[StyleResult, ...]
-    first_token_seconds: float
-    first_token_with_facts_seconds: float
-    peak_mb: int | None
-
-
-def bench_style(
-    styles: Sequence[Style], *, base: str, backend: str, echo: Callable[[str], None]
-) -> StyleBench:
-    """Learn each style in turn, then time the first token with and without facts."""
     echo("asking the bare base")
     before = ask_base(base=base, backend=backend)
-    results = tuple(
-        run_style(style, before, base=base, backend=backend, echo=echo) for style in styles
-    )
+    results = [run_style(style, before, base=base, backend=backend, echo=echo) for style in styles]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         echo("timing the first token")
         plain = first_token_seconds(home, base)
         with personalpeft.open(home, base) as runtime:
             runtime.user(_USER).remember("My dog is called Biscuit.")
-        return StyleBench("style", base, results, plain, first_token_seconds(home, base), peak_mb())
+        return {
+            "bench": "style",
+            "base": base,
+            "styles": results,
+            "first_token_seconds": plain,
+            "first_token_with_facts_seconds": first_token_seconds(home, base),
+            "peak_mb": peak_mb(),
+        }

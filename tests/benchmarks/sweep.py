@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.learn_course import chat_all
-from benchmarks.result_cache import ResultCache
+from benchmarks.result_cache import Figures, ResultCache
 from benchmarks.style import is_right
 from benchmarks.styles import (
     DRAFT,
@@ -81,45 +81,6 @@ class Run:
         return 2 if self.number == _REPLAY else 1
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """The result of one run.
-
-    Of ten unseen answers ``in_style`` have the style. Of ``known`` general answers ``kept`` stay
-    right. Of five unseen messages ``drafts`` are marked after a second learn. ``kl`` is in nats a
-    token from the base. ``held_back`` is the mean log-prob a token of the first learn's holdout.
-    ``seconds`` are of the last learn. ``default`` is the key of the default recipe, ``defaults``
-    its numbers.
-    """
-
-    key: str
-    base: str
-    default: str
-    defaults: dict[str, Value]
-    number: str
-    value: Value
-    style: str
-    seed: int
-    verdict: str
-    in_style: int
-    kept: int
-    known: int
-    drafts: int | None
-    kl: float | None
-    held_back: float | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SweepBench:
-    """The object that ``--json`` prints: all points of these numbers and styles, cached ones too."""
-
-    bench: str
-    base: str
-    defaults: dict[str, Value]
-    points: tuple[SweepPoint, ...]
-
-
 def bench_sweep(
     *,
     base: str,
@@ -129,8 +90,8 @@ def bench_sweep(
     keep: Path,
     echo: Callable[[str], None],
     swept: Mapping[str, tuple[Value, ...]] = SWEPT,
-) -> SweepBench:
-    """Run the points that are not cached.
+) -> dict[str, Any]:
+    """Run the points that are not cached, and return all of these numbers and styles.
 
     Raises:
         InvalidInput: A number or a style is unknown.
@@ -147,36 +108,37 @@ def bench_sweep(
     with ExitStack() as stack:
         place: HomeTemplates | None = None
 
-        def measure(key: str) -> Mapping[str, Any]:
+        def measure(run: Run, before: float) -> Figures:
             nonlocal place
-            run = runs[key]
             what = "the default" if run.number == DEFAULT else f"{run.number} = {run.value}"
             echo(f"{what}, {run.style}, seed {run.recipe.seed}")
             if place is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 place = HomeTemplates(card, folder, echo)
-            return asdict(measured(run, place, base=base))
+            return measured(run, place, base=base)
 
-        for key in kept.complete(runs, measure):
-            found = kept.figures()[key]
-            echo(
-                f"  {found['in_style']}/10 in style, {found['kept']}/{found['known']} kept, {found['seconds']:.0f} s"
-            )
-    points = tuple(SweepPoint(**figures) for key, figures in kept.figures().items() if key in runs)
-    return SweepBench(
-        "sweep", base, {name: value_of(name, default, card) for name in only or swept}, points
-    )
+        def tell(run: Run, found: Figures) -> None:
+            right = f"{found['kept']}/{found['known']} kept"
+            echo(f"  {found['in_style']}/10 in style, {right}, {found['seconds']:.0f} s")
+
+        kept.complete(runs, measure, tell)
+    return {
+        "bench": "sweep",
+        "base": base,
+        "defaults": {name: value_of(name, default, card) for name in only or swept},
+        "points": [figures for key, figures in kept.figures().items() if key in runs],
+    }
 
 
-def by_value(found: SweepBench) -> dict[str, dict[Value, list[SweepPoint]]]:
+def by_value(found: Mapping[str, Any]) -> dict[str, dict[Value, list[Figures]]]:
     """Return the points of each number by ascending value, with those of the default."""
-    sorted_out: dict[str, dict[Value, list[SweepPoint]]] = {}
-    for number, default in found.defaults.items():
+    sorted_out: dict[str, dict[Value, list[Figures]]] = {}
+    for number, default in found["defaults"].items():
         values = sorted_out.setdefault(number, {value: [] for value in SWEPT[number]})
-        for point in found.points:
-            if point.number == number:
-                values.setdefault(point.value, []).append(point)
-            elif point.number == DEFAULT and number != _REPLAY:
+        for point in found["points"]:
+            if point["number"] == number:
+                values.setdefault(point["value"], []).append(point)
+            elif point["number"] == DEFAULT and number != _REPLAY:
                 values.setdefault(default, []).append(point)
     return sorted_out
 
@@ -281,8 +243,15 @@ class HomeTemplates:
         return self._known
 
 
-def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
-    """Measure one run in a home of its own. A candidate without results has nothing right."""
+def measured(run: Run, place: HomeTemplates, *, base: str) -> Figures:
+    """Measure one run in a home of its own. A candidate without results has nothing right.
+
+    Of ten unseen answers ``in_style`` have the style. Of ``known`` general answers ``kept`` stay
+    right. Of five unseen messages ``drafts`` are marked after a second learn. ``kl`` is in nats a
+    token from the base. ``held_back`` is the mean log-prob a token of the first learn's holdout.
+    ``seconds`` are of the last learn. ``default`` is the key of the default recipe, ``defaults``
+    its numbers.
+    """
     style = next(style for style in STYLES if style.name == run.style)
     known = place.known()
     default = default_recipe(place.card)
@@ -294,24 +263,23 @@ def measured(run: Run, place: HomeTemplates, *, base: str) -> SweepPoint:
         unseen = chat_all(user, UNSEEN, _LONG) if report.live else []
         right = general(user) if report.live else [False] * len(known)
         drafts = chat_all(user, UNSEEN_MESSAGES, _SHORT) if report.live and run.learns == 2 else []
-    return SweepPoint(
-        key=run.key,
-        base=base,
-        default=canonical_digest(default.to_stored())[:16],
-        defaults={name: value_of(name, default, place.card) for name in SWEPT},
-        number=run.number,
-        value=run.value,
-        style=run.style,
-        seed=run.recipe.seed,
-        verdict=str(report.verdict),
-        in_style=sum(style.holds(reply.text) for reply in unseen),
-        kept=sum(now and before for now, before in zip(right, known, strict=True)),
-        known=sum(known),
-        drafts=sum(DRAFT.holds(reply.text) for reply in drafts) if run.learns == 2 else None,
-        kl=report.scores["probes"]["kl"],
-        held_back=report.scores["target" if run.learns == 1 else "retention"]["after"],
-        seconds=report.seconds,
-    )
+    return {
+        "base": base,
+        "default": canonical_digest(default.to_stored())[:16],
+        "defaults": {name: value_of(name, default, place.card) for name in SWEPT},
+        "number": run.number,
+        "value": run.value,
+        "style": run.style,
+        "seed": run.recipe.seed,
+        "verdict": str(report.verdict),
+        "in_style": sum(style.holds(reply.text) for reply in unseen),
+        "kept": sum(now and before for now, before in zip(right, known, strict=True)),
+        "known": sum(known),
+        "drafts": sum(DRAFT.holds(reply.text) for reply in drafts) if run.learns == 2 else None,
+        "kl": report.scores["probes"]["kl"],
+        "held_back": report.scores["target" if run.learns == 1 else "retention"]["after"],
+        "seconds": report.seconds,
+    }
 
 
 def general(user: User, **how: Any) -> list[bool]:

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any
 
 import personalpeft
 from benchmarks.edit_styles import select_styles
@@ -20,6 +20,7 @@ from benchmarks.learn_course import TOGETHER
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
 from personalpeft.errors import InvalidInput, suggest_nearest
+from personalpeft.types import Progress
 
 _TEMPERATURE, _TOKENS, _WORDS = 0.7, 100, 70
 _UNSEEN = 40
@@ -53,89 +54,55 @@ def select_preferences(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names or PREFERENCES))
 
 
-@dataclass(frozen=True, slots=True)
-class ThumbsResult:
-    """How many replies to ``asked`` unseen prompts are as the user likes, ``before`` and ``after``.
+def bench_thumbs(
+    names: Sequence[str],
+    *,
+    ratings: int,
+    seed: int,
+    base: str,
+    backend: str,
+    keep: ResultCache,
+    echo: Callable[[str], None],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run the users that are neither cached nor run by another process, then return all.
 
-    ``up`` and ``down`` count the thumbs. ``improved`` and ``regressed`` count held-out items. Of
-    ``general_asked`` general probes that the base had right, ``general`` still are.
+    Each has a preference of ``names`` and rates so many replies.
     """
 
-    name: str
-    up: int
-    down: int
-    asked: int
-    before: int
-    after: int
-    verdict: str
-    reason: str
-    improved: int
-    regressed: int
-    seconds: float
-    general: int
-    general_asked: int
+    def measure(name: str, before: float) -> Figures:
+        progress(name, before)
+        return measure_user(name, ratings=ratings, seed=seed, base=base, backend=backend)
+
+    kept = keep.complete(
+        {make_key(name, base, ratings, seed): name for name in names},
+        measure,
+        lambda name, _: echo(f"{name}: done"),
+    )
+    users = [each["result"] for each in kept.values()]
+    return {"bench": "thumbs", "base": base, "seed": seed, "users": users}
 
 
-@dataclass(frozen=True, slots=True)
-class ThumbsBench:
-    """The object that ``--json`` prints."""
+def measure_user(name: str, *, ratings: int, seed: int, base: str, backend: str) -> Figures:
+    """Return the figures of one user and the replies behind them.
 
-    bench: str
-    base: str
-    seed: int
-    users: tuple[ThumbsResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ThumbsRun:
-    """What to run: the preferences, how many replies each user rates, and the base."""
-
-    names: tuple[str, ...]
-    ratings: int
-    seed: int
-    base: str
-    backend: str
-
-    def key(self, name: str) -> str:
-        return make_key(name, self.base, self.ratings, self.seed)
-
-
-def bench_thumbs(
-    run: ThumbsRun,
-    keep: ResultCache,
-    *,
-    echo: Callable[[str], None],
-    progress: Callable[[str, float], None],
-) -> ThumbsBench:
-    """Run the users that are neither cached nor run by another process, then summarize all."""
-    keys = {run.key(name): name for name in run.names}
-
-    def measure(key: str) -> Figures:
-        progress(keys[key], list(keys).index(key) / len(keys))
-        return measure_user(keys[key], run)
-
-    for key in keep.complete(keys, measure):
-        echo(f"{keys[key]}: done")
-    kept = keep.figures()
-    users = tuple(ThumbsResult(**kept[key]["result"]) for key in keys if key in kept)
-    return ThumbsBench("thumbs", run.base, run.seed, users)
-
-
-def measure_user(name: str, run: ThumbsRun) -> Figures:
-    """Return the figures of one user and the replies behind them."""
-    likes, prompts = PREFERENCES[name], _prompts(run.seed)
-    unseen, rated = prompts[:_UNSEEN], prompts[_UNSEEN : _UNSEEN + run.ratings]
+    Of the replies to ``asked`` unseen prompts so many are as the user likes, ``before`` and
+    ``after``. ``up`` and ``down`` count the thumbs. ``improved`` and ``regressed`` count held-out
+    items. Of ``general_asked`` general probes that the base had right, ``general`` still are.
+    """
+    likes, prompts = PREFERENCES[name], _prompts(seed)
+    unseen, rated = prompts[:_UNSEEN], prompts[_UNSEEN : _UNSEEN + ratings]
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, run.base, run.backend) as runtime,
+        personalpeft.open(home, base, backend) as runtime,
     ):
         user = runtime.user("rater")
-        knew, before = known_general(user), _sample(user, unseen, run.seed)
-        thumbs = [(reply, likes(reply)) for reply in _sample(user, rated, run.seed)]
+        knew, before = known_general(user), _sample(user, unseen, seed)
+        thumbs = [(reply, likes(reply)) for reply in _sample(user, rated, seed)]
         for reply, is_liked in thumbs:
             user.feedback(reply, rating=1 if is_liked else -1)
         report = user.learn(accept=True)
-        after = _sample(user, unseen, run.seed)
+        after = _sample(user, unseen, seed)
         kept = known_general(user) & knew
     target = report.scores.get("target", {})
     up = sum(is_liked for _, is_liked in thumbs)

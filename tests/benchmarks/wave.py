@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
-from benchmarks.figures import alternate, percentile, ratio, spread
+from benchmarks.figures import alternate, medians, percentile, ranges, ratio, spread
 from benchmarks.load_users import both_samplings, load_users, name, question
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
@@ -19,41 +20,6 @@ from personalpeft.settings import Serving
 from personalpeft.types import Sampling, Stack
 
 _WARM_UP_USERS, _WARM_UP = 32, 4
-
-
-@dataclass(frozen=True, slots=True)
-class WaveBench:
-    """The object that ``--json`` prints: medians, with their least and most in ``spread``.
-
-    Any error ends the benchmark. ``sampled_tokens_per_second`` is a wave with the card's sampling,
-    and the other figures are greedy. ``host_fits`` is how many stacks host memory holds besides the
-    slots; ``read_from_disk`` and ``read_from_host`` count a wave's loads.
-    """
-
-    bench: str
-    base: str
-    repetitions: int
-    users: int
-    slots: int
-    rows: int
-    host_fits: int
-    p50_first_token_seconds: float
-    p95_first_token_seconds: float
-    tokens_per_second: float
-    sampled_tokens_per_second: float
-    resident_tokens_per_second: float
-    read_from_disk: int
-    read_from_host: int
-    ratios: dict[str, float]
-    spread: dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """One load: tokens a second over all, and each request's seconds to its first token."""
-
-    rate: float
-    first: tuple[float, ...]
 
 
 def bench_wave(
@@ -64,8 +30,13 @@ def bench_wave(
     tokens: int,
     serving: Serving = Serving(),
     echo: Callable[[str], None],
-) -> WaveBench:
-    """Build the users and run both loads alternately.
+) -> dict[str, Any]:
+    """Build the users and run both loads alternately. Any error ends the benchmark.
+
+    ``sampled_tokens_per_second`` is a wave with the card's sampling, and the other figures are
+    greedy. ``host_fits`` is how many stacks host memory holds besides the slots;
+    ``read_from_disk`` and ``read_from_host`` count a wave's loads. ``spread`` has the least and the
+    most.
 
     Raises:
         InvalidInput: The users fit into memory.
@@ -82,64 +53,69 @@ def bench_wave(
                 hint=f"Take more than {slots + fits}.",
             )
         greedy, card_sampling = both_samplings(people.base.card, tokens).values()
-        waves: list[LoadResult] = []
+        first_tokens: list[list[float]] = []
         loads = dict.fromkeys(("stack_loads_total", "stack_host_hits_total"), 0.0)
 
         def wave(repetition: int) -> float:
             before = engine.metrics()
-            waves.append(run_load(engine, stacks, 3 * repetition, greedy))
+            rate, first = run_load(engine, stacks, 3 * repetition, greedy)
+            first_tokens.append(first)
             after = engine.metrics()
             for counter in loads:
                 loads[counter] += (after[counter] - before[counter]) / repetitions
-            return waves[-1].rate
+            return rate
 
         def sampled(repetition: int) -> float:
-            return run_load(engine, stacks, 3 * repetition + 1, card_sampling).rate
+            return run_load(engine, stacks, 3 * repetition + 1, card_sampling)[0]
 
         def resident(repetition: int) -> float:
             same = [stacks[number % slots] for number in range(users)]
             for stack in stacks[:slots]:
                 with engine.pin(stack):
                     pass
-            return run_load(engine, same, 3 * repetition + 2, greedy).rate
+            return run_load(engine, same, 3 * repetition + 2, greedy)[0]
 
         echo("warming up")
         run_load(engine, stacks[:_WARM_UP_USERS], 0, replace(greedy, max_tokens=_WARM_UP))
         turns = {"wave": wave, "wave_sampled": sampled, "resident": resident}
         figures = alternate(turns, repetitions, echo)
-    rates, slower = spread(figures["wave"]), ratio(figures["wave"], figures["resident"])
-    samples = ratio(figures["wave_sampled"], figures["wave"])
-    late = spread([percentile(each.first, 95) for each in waves])
-    spreads = {
-        "tokens_per_second": rates,
-        "p95_first_token_seconds": late,
-        "wave_vs_resident": slower,
-        "sampled_vs_greedy": samples,
-    }
-    return WaveBench(
-        bench="wave",
-        base=base_name,
-        repetitions=repetitions,
-        users=users,
-        slots=slots,
-        rows=serving.max_batch,
-        host_fits=fits,
-        p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
-        p95_first_token_seconds=late.median,
-        tokens_per_second=rates.median,
-        sampled_tokens_per_second=spread(figures["wave_sampled"]).median,
-        resident_tokens_per_second=spread(figures["resident"]).median,
-        read_from_disk=round(loads["stack_loads_total"]),
-        read_from_host=round(loads["stack_host_hits_total"]),
-        ratios={"wave_vs_resident": slower.median, "sampled_vs_greedy": samples.median},
-        spread={key: (each.least, each.most) for key, each in spreads.items()},
+    rates = spread(figures["wave"])
+    early, late = (
+        spread([percentile(each, percent) for each in first_tokens]) for percent in (50, 95)
     )
+    ratios = {
+        "wave_vs_resident": ratio(figures["wave"], figures["resident"]),
+        "sampled_vs_greedy": ratio(figures["wave_sampled"], figures["wave"]),
+    }
+    spreads = {"tokens_per_second": rates, "p95_first_token_seconds": late, **ratios}
+    return {
+        "bench": "wave",
+        "base": base_name,
+        "repetitions": repetitions,
+        "users": users,
+        "slots": slots,
+        "rows": serving.max_batch,
+        "host_fits": fits,
+        "p50_first_token_seconds": early.median,
+        "p95_first_token_seconds": late.median,
+        "tokens_per_second": rates.median,
+        "sampled_tokens_per_second": spread(figures["wave_sampled"]).median,
+        "resident_tokens_per_second": spread(figures["resident"]).median,
+        "read_from_disk": round(loads["stack_loads_total"]),
+        "read_from_host": round(loads["stack_host_hits_total"]),
+        "ratios": medians(ratios),
+        "spread": ranges(spreads),
+    }
 
 
 def run_load(
     engine: Engine, stacks: Sequence[Stack], repetition: int, sampling: Sampling
-) -> LoadResult:
-    """Answer one concurrent request of each user, each with its stack."""
+) -> tuple[float, list[float]]:
+    """Answer one concurrent request of each user, each with its stack.
+
+    Returns:
+        The tokens a second over all, and each request's seconds to its first token.
+    """
     requests = [
         Request(name(number), question(number, repetition), stack, sampling)
         for number, stack in enumerate(stacks)
@@ -150,4 +126,4 @@ def run_load(
     for piece in engine.stream(requests):
         first.setdefault(piece.index, time.perf_counter() - began)
         count += len(piece.tokens)
-    return LoadResult(count / (time.perf_counter() - began), tuple(first.values()))
+    return count / (time.perf_counter() - began), list(first.values())

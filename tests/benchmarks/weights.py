@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ import numpy as np
 from random_models import SHAPES, ModelShape, make_gguf_base, open_base, unpack_base
 
 from benchmarks import child_environment
-from benchmarks.figures import Spread, ratio, spread
+from benchmarks.figures import ratio, spread
 from benchmarks.peak import peak_mb
-from personalpeft.backends.base import Backend, Continuation, Loss, SessionSpec
+from personalpeft.backends.base import Continuation, Loss, SessionSpec
 from personalpeft.errors import ServingFailed
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
 
@@ -38,40 +38,6 @@ _RANK = 8
 _SAMPLE_SECONDS = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeResult:
-    """One shape. Without loaded weights the figures beside them are None.
-
-    Attributes:
-        shape: Its name.
-        blocks: Blocks that were measured.
-        of_blocks: Blocks of the shape.
-        file_mb: Size of the GGUF file.
-        tokens_per_second: By variant, the median over the steps.
-        mapped_over_loaded: Ratio of the tokens a second, within each step.
-        peak_mb: By variant, the most resident memory.
-        anonymous_mb: By variant, the most memory that is no file.
-    """
-
-    shape: str
-    blocks: int
-    of_blocks: int
-    file_mb: int
-    tokens_per_second: Mapping[str, float]
-    mapped_over_loaded: Spread | None
-    peak_mb: Mapping[str, int | None]
-    anonymous_mb: Mapping[str, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsBench:
-    """The object that ``--json`` prints."""
-
-    bench: str
-    steps: int
-    shapes: tuple[ShapeResult, ...]
-
-
 def bench_weights(
     shapes: Sequence[str],
     *,
@@ -80,7 +46,7 @@ def bench_weights(
     compared: bool,
     work: Path | None,
     echo: Callable[[str], None],
-) -> WeightsBench:
+) -> dict[str, Any]:
     """Measure shapes one after the other.
 
     Args:
@@ -100,7 +66,7 @@ def bench_weights(
         used = replace(shape, blocks=min(blocks or shape.blocks, shape.blocks))
         with tempfile.TemporaryDirectory(prefix="personalpeft-bench-", dir=work) as folder:
             results.append(_measure(name, used, Path(folder), steps, compared=compared, echo=echo))
-    return WeightsBench("weights", steps, tuple(results))
+    return {"bench": "weights", "steps": steps, "shapes": results}
 
 
 def _measure(
@@ -111,7 +77,13 @@ def _measure(
     *,
     compared: bool,
     echo: Callable[[str], None],
-) -> ShapeResult:
+) -> dict[str, Any]:
+    """Measure one shape. Without loaded weights the figures beside them are None.
+
+    ``blocks`` of ``of_blocks`` blocks of the shape were measured. By variant, ``tokens_per_second``
+    is the median over the steps, ``peak_mb`` the most resident memory and ``anonymous_mb`` the most
+    memory that is no file. ``mapped_over_loaded`` compares the tokens a second within each step.
+    """
     echo(f"{name}: writing the model")
     # Before it is searched: the interpreter remembers folders that are missing.
     (folder / MAPPED).mkdir()
@@ -140,16 +112,16 @@ def _measure(
                     echo(f"{name}: step {number} of {steps}, {variant}: {rate:.4g} tokens a second")
         for variant, ask in children.items():
             ends[variant] = ask("end")
-    return ShapeResult(
-        name,
-        shape.blocks,
-        SHAPES[name].blocks,
-        size // 2**20,
-        {variant: spread(each).median for variant, each in rates.items()},
-        ratio(rates[MAPPED], rates[LOADED]) if compared else None,
-        {variant: end["peak_mb"] for variant, end in ends.items()},
-        {variant: end["anonymous_mb"] for variant, end in ends.items()},
-    )
+    return {
+        "shape": name,
+        "blocks": shape.blocks,
+        "of_blocks": SHAPES[name].blocks,
+        "file_mb": size // 2**20,
+        "tokens_per_second": {variant: spread(each).median for variant, each in rates.items()},
+        "mapped_over_loaded": ratio(rates[MAPPED], rates[LOADED]) if compared else None,
+        "peak_mb": {variant: end["peak_mb"] for variant, end in ends.items()},
+        "anonymous_mb": {variant: end["anonymous_mb"] for variant, end in ends.items()},
+    }
 
 
 @contextmanager
@@ -217,8 +189,9 @@ def _run_child(shape: ModelShape, folder: Path, variant: str) -> None:
         session.step(terms[number % len(terms)], 1e-4)
         _answer({"tokens_per_second": tokens / (time.perf_counter() - began)})
     session.close()
-    _score(backend, edits)
-    _answer({"peak_mb": peak_mb(), "anonymous_mb": anonymous.most()})
+    # As a gate scores.
+    backend.score(edits, None, kl=True)
+    _answer({"peak_mb": peak_mb(), "anonymous_mb": anonymous.most})
 
 
 def _items(shape: ModelShape) -> tuple[list[Continuation], list[Continuation]]:
@@ -234,11 +207,6 @@ def _items(shape: ModelShape) -> tuple[list[Continuation], list[Continuation]]:
     return drawn[:_EDITS], drawn[_EDITS:]
 
 
-def _score(backend: Backend, items: Sequence[Continuation]) -> None:
-    """Score as a gate does."""
-    backend.score(items, None, kl=True)
-
-
 def _answer(values: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
@@ -249,19 +217,16 @@ class _AnonymousPeak:
 
     def __init__(self) -> None:
         self._status = Path("/proc/self/status")
-        self._most: int | None = None
+        self.most: int | None = None
         if self._status.exists():
             threading.Thread(target=self._read_on, daemon=True).start()
-
-    def most(self) -> int | None:
-        return self._most
 
     def _read_on(self) -> None:
         while True:
             found = re.search(r"RssAnon:\s+(\d+) kB", self._status.read_text("ascii", "replace"))
             if found is None:
                 return
-            self._most = max(self._most or 0, int(found[1]) // 1024)
+            self.most = max(self.most or 0, int(found[1]) // 1024)
             time.sleep(_SAMPLE_SECONDS)
 
 

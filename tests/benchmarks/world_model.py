@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,6 @@ from personalpeft_world_model import (
 from personalpeft_world_model.exact_match import EXACT_MATCH
 from personalpeft_world_model.textworld_games import TextWorldGame, make_game
 
-PARTS = ("fidelity", "consistency", "verification", "warm-start", "synthetic")
 _USER, _RECORDING_SEED, _UNSEEN_SEED = "world", 0, 1
 _NOISE, _BUDGET, _MAX_STEPS = 0.3, 10, 20
 # Steps of the agent's skill. They are few, so that what it starts from can matter.
@@ -51,19 +50,6 @@ _SKILL_STEPS = 60
 _MORE_GAMES = 1_000_001
 # Imagined trajectories of a file. An interrupted part goes on after the last file.
 _FILE_SIZE = 50
-
-
-@dataclass(frozen=True, slots=True)
-class WorldBench:
-    """The object that ``--json`` prints. ``figures`` are by part; a part that did not run is not there."""
-
-    bench: str
-    base: str
-    game: str
-    games: int
-    unseen: int
-    epochs: float
-    figures: Mapping[str, Figures]
 
 
 @dataclass(frozen=True)
@@ -303,8 +289,10 @@ def bench_world(
     parts: Sequence[str],
     keep: Path,
     echo: Callable[[str], None],
-) -> WorldBench:
+) -> dict[str, Any]:
     """Measure some parts, and those that ``keep`` has already are not measured again.
+
+    ``figures`` are by part; a part that did not run is not there.
 
     Args:
         base, backend: As for ``personalpeft.open``.
@@ -316,7 +304,7 @@ def bench_world(
         trajectories: How many real and how many imagined ones skills learn from; default ``games``.
         verified_games: How many unseen games are played with checks and without; default ``unseen``.
         warm_start_steps: How long the skills of the warm start train; default 60 steps.
-        parts: Some of ``PARTS``.
+        parts: Some of "fidelity", "consistency", "verification", "warm-start" and "synthetic".
         keep: The folder of games, the home and the figures.
         echo: Called with each line of progress.
 
@@ -330,7 +318,7 @@ def bench_world(
         "warm-start": warm_start_steps,
     }
     keys = {part: f"{part}-{size}" if (size := sizes.get(part)) else part for part in parts}
-    part_of = {key: part for part, key in keys.items()}
+    work = {key: part for part, key in keys.items()}
     cache = ResultCache(keep, f"world-{game}-{games}-{unseen}-{epochs:g}")
     with personalpeft.open(keep / f"home-{games}-{epochs:g}", base, backend) as runtime:
         bench = _Bench(
@@ -347,11 +335,20 @@ def bench_world(
             keep / f"imagined-{games}-{epochs:g}",
             echo,
         )
-        for key in cache.complete(part_of, lambda key: bench.measure(part_of[key])):
-            echo(f"{key} is kept in {cache.path}")
-    kept = cache.figures()
-    figures = {part: kept[key] for part, key in keys.items() if key in kept}
-    return WorldBench("world", base, game, games, unseen, epochs, figures)
+        kept = cache.complete(
+            work,
+            lambda part, _: bench.measure(part),
+            lambda part, _: echo(f"{keys[part]} is kept in {cache.path}"),
+        )
+    return {
+        "bench": "world",
+        "base": base,
+        "game": game,
+        "games": games,
+        "unseen": unseen,
+        "epochs": epochs,
+        "figures": {work[key]: figures for key, figures in kept.items()},
+    }
 
 
 def _as_json(rate: Rate) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.edit_styles import RULES, EditStyle, load_styles, select_styles
-from benchmarks.edits import EditsRun, bench_edits
+from benchmarks.edits import bench_edits
 from benchmarks.personas import pools
 from benchmarks.result_cache import ResultCache
-from benchmarks.thumbs import ThumbsRun, bench_thumbs, select_preferences
+from benchmarks.thumbs import bench_thumbs, select_preferences
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.general_prompts import load_general_prompts
 
@@ -131,14 +131,17 @@ def test_a_run_measures_all_methods_and_resumes(tmp_path: Path) -> None:
 
     def bench(*names: str) -> None:
         result = bench_edits(
-            EditsRun(select_styles(names), 0, "any", "fake"),
-            ResultCache(tmp_path, "edits"),
+            select_styles(names),
+            seed=0,
+            base="any",
+            backend="fake",
+            keep=ResultCache(tmp_path, "edits"),
             echo=lambda text: None,
             progress=lambda stage, _: stages.append(stage),
         )
-        assert [each.name for each in result.styles] == list(names)
-        assert all(each.asked == 10 for each in result.styles)
-        assert set(result.shares["prose"]) == {"base", "greedy", "sampled"}
+        assert [each["name"] for each in result["styles"]] == list(names)
+        assert all(each["asked"] == 10 for each in result["styles"])
+        assert set(result["shares"]["prose"]) == {"base", "greedy", "sampled"}
 
     bench("shorter")
     bench("shorter", "steps_first")
@@ -147,14 +150,18 @@ def test_a_run_measures_all_methods_and_resumes(tmp_path: Path) -> None:
 
 def test_thumbs_alone_are_measured_for_each_preference(tmp_path: Path) -> None:
     result = bench_thumbs(
-        ThumbsRun(select_preferences(["one_paragraph"]), 8, 0, "any", "fake"),
-        ResultCache(tmp_path, "thumbs"),
+        select_preferences(["one_paragraph"]),
+        ratings=8,
+        seed=0,
+        base="any",
+        backend="fake",
+        keep=ResultCache(tmp_path, "thumbs"),
         echo=lambda text: None,
         progress=lambda stage, _: None,
     )
-    (user,) = result.users
-    assert user.up + user.down == 8
-    assert user.asked == 40
-    assert 0 <= user.after <= user.asked
+    (user,) = result["users"]
+    assert user["up"] + user["down"] == 8
+    assert user["asked"] == 40
+    assert 0 <= user["after"] <= user["asked"]
     with pytest.raises(InvalidInput):
         select_preferences(["one_paragaph"])

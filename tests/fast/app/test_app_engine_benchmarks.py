@@ -78,7 +78,7 @@ def test_both_engines_are_measured_and_a_missing_vllm_is_explained(
     monkeypatch.setenv(vllm.VARIABLE, sys.executable)
     result = engines.bench_engines(_BASE, repetitions=1, tokens=8, with_vllm=True, echo=_nothing)
 
-    def shown(result: engines.EnginesBench, *args: str) -> str:
+    def shown(result: dict[str, Any], *args: str) -> str:
         monkeypatch.setattr(engines, "bench_engines", lambda *args, **more: result)
         return shell.run("bench", "engines", *args).stdout
 
@@ -102,7 +102,7 @@ def test_both_engines_are_measured_and_a_missing_vllm_is_explained(
     )
     for row in rows:
         assert row in shown(result)
-    without = replace(result, vllm=None, fleet=None)
+    without = {**result, "vllm": None, "fleet": None}
     assert json.loads(shown(without, "--json"))["vllm"] is None
     assert "make vllm-env" in shown(without)
     assert "make vllm-env" not in shown(result)
@@ -118,13 +118,13 @@ def test_a_missing_python_is_reported_before_anything_is_measured(
 
 def test_vllm_is_measured_through_our_engine_and_directly(double: VllmDouble) -> None:
     result = engines_vllm.bench_vllm(_BASE, Path("python"), repetitions=1, tokens=8, echo=_nothing)
-    assert set(result.first_token_ms) == {"unseen", "seen"}
-    assert set(result.tokens_per_second) == {"engine", "direct"}
+    assert set(result["first_token_ms"]) == {"unseen", "seen"}
+    assert set(result["tokens_per_second"]) == {"engine", "direct"}
     assert all(
         each.least > 0
-        for each in (*result.tokens_per_second.values(), *result.first_token_ms.values())
+        for each in (*result["tokens_per_second"].values(), *result["first_token_ms"].values())
     )
-    assert {key: each.prompts for key, each in result.agreement.items()} == dict.fromkeys(
+    assert {key: each["prompts"] for key, each in result["agreement"].items()} == dict.fromkeys(
         ("bare", "stack"), len(PROMPTS)
     )
     timed = [
@@ -132,10 +132,10 @@ def test_vllm_is_measured_through_our_engine_and_directly(double: VllmDouble) ->
         for path, body in double.requests
         if path == "/v1/completions" and body["max_tokens"] == 8
     ]
-    ours, direct = timed[: result.requests], timed[result.requests :]
-    assert len(direct) == result.requests
+    ours, direct = timed[: result["requests"]], timed[result["requests"] :]
+    assert len(direct) == result["requests"]
     for requests in (ours, direct):
-        assert len({body["model"] for body in requests}) == result.stacks
+        assert len({body["model"] for body in requests}) == result["stacks"]
         assert all(body["stream"] and body["temperature"] == 0 for body in requests)
 
     # Both send the same requests for the same stacks.
@@ -153,7 +153,8 @@ def test_a_user_counts_as_unseen_once(double: VllmDouble) -> None:
     # Those of the users, of the throughput and the neutral stack; each is loaded by its first
     # request. Trials belong to no user.
     assert (
-        len({name for name in loaded if ":trial:" not in name}) == result.users + result.stacks + 1
+        len({name for name in loaded if ":trial:" not in name})
+        == result["users"] + result["stacks"] + 1
     )
 
 
@@ -167,8 +168,8 @@ def test_hits_on_the_home_replica_and_fresh_pulls_are_told_apart(
 
     result = engines_fleet.bench_fleet(_BASE, Path("python"), repetitions=2, tokens=8, echo=pull)
     assert result is not None
-    assert result.at_home == round(1 - 1 / (2 * engines_vllm.REQUESTS), 4)
-    assert all(each.least > 0 for each in result.tokens_per_second.values())
+    assert result["at_home"] == round(1 - 1 / (2 * engines_vllm.REQUESTS), 4)
+    assert all(each.least > 0 for each in result["tokens_per_second"].values())
 
 
 def test_a_python_without_ray_runs_no_fleet(tmp_path: Path) -> None:
@@ -193,6 +194,6 @@ def test_replies_are_compared_up_to_the_first_different_token() -> None:
     one = GreedyTokens((whole, short, (1, 2, 3)), ())
     other = GreedyTokens((whole, short, (1, 9, 3)), ())
     result = agreement(one, other, [-1.0, -2.0], [-1.5, -2.0])
-    assert (result.prompts, result.same) == (3, 2)
-    assert result.tokens_alike == round((AGREE + AGREE + 1) / 3, 1)
-    assert result.logprob_difference == 0.25
+    assert (result["prompts"], result["same"]) == (3, 2)
+    assert result["tokens_alike"] == round((AGREE + AGREE + 1) / 3, 1)
+    assert result["logprob_difference"] == 0.25

@@ -110,16 +110,16 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_serve_compares_with_every_baseline(server: Make) -> None:
     server(True)
     result = bench_serve(_BASE, repetitions=2, tokens=3, with_vllm=True, echo=_nothing)
-    assert set(result.tokens_per_second) == {
+    assert set(result["tokens_per_second"]) == {
         *("own_base_1", "own_mixed_1", "own_base_16", "own_mixed_16", "peft_1", "peft_mixed_16"),
         *("peft_set_adapter_16", "generate_16", "vllm_mixed_16"),
         *("own_base_16_sampled", "own_mixed_16_sampled"),
     }
-    assert set(result.ratios) == {
+    assert set(result["ratios"]) == {
         *("mixed_vs_peft", "mixed_vs_peft_set_adapter", "mixed_vs_vllm", "mixed_vs_own_base"),
         *("base_vs_generate", "one_vs_peft", "step_vs_floor", "sampled_vs_greedy"),
     }
-    _has_spreads(result.spread, result.tokens_per_second, result.ratios)
+    _has_spreads(result["spread"], result["tokens_per_second"], result["ratios"])
 
 
 def test_serve_reports_what_did_not_run(shell: Shell, server: Make, shared_cache: Path) -> None:
@@ -147,20 +147,20 @@ def test_serve_reports_what_did_not_run(shell: Shell, server: Make, shared_cache
 
 def test_attach_times_files_host_memory_and_peft() -> None:
     result = bench_attach(_BASE, repetitions=2, echo=_nothing)
-    assert set(result.milliseconds) == {
+    assert set(result["milliseconds"]) == {
         "disk_to_slot",
         "host_to_slot",
         "peft_load",
         "peft_load_quick",
     }
-    assert set(result.ratios) == {"peft_vs_disk_to_slot", "peft_quick_vs_disk_to_slot"}
-    _has_spreads(result.spread, result.milliseconds, result.ratios)
+    assert set(result["ratios"]) == {"peft_vs_disk_to_slot", "peft_quick_vs_disk_to_slot"}
+    _has_spreads(result["spread"], result["milliseconds"], result["ratios"])
 
 
 def test_prompts_are_read_alone_and_from_the_cache() -> None:
     result = bench_prompts(_BASE, repetitions=2, echo=_nothing)
-    assert set(result.spread) == {*result.milliseconds, *result.ratios}
-    assert all(least > 0 for least, _ in result.spread.values())
+    assert set(result["spread"]) == {*result["milliseconds"], *result["ratios"]}
+    assert all(least > 0 for least, _ in result["spread"].values())
 
 
 def test_promote_times_other_streams_and_both_handovers(
@@ -168,35 +168,35 @@ def test_promote_times_other_streams_and_both_handovers(
 ) -> None:
     monkeypatch.setattr(promote, "PAUSE_SECONDS", 0.01)
     result = promote.bench_promote(_BASE, repetitions=1, tokens=24, echo=_nothing)
-    assert set(result.ratios) == {"stall_p99", "stall_sampled_p99", "sampled_vs_greedy"}
-    assert result.promotions > 0
-    handoff = {"merged_vs_adapter_handoff": result.merged_vs_adapter_handoff}
-    _has_spreads(result.spread, result.milliseconds, result.ratios, handoff)
+    assert set(result["ratios"]) == {"stall_p99", "stall_sampled_p99", "sampled_vs_greedy"}
+    assert result["promotions"] > 0
+    handoff = {"merged_vs_adapter_handoff": result["merged_vs_adapter_handoff"]}
+    _has_spreads(result["spread"], result["milliseconds"], result["ratios"], handoff)
 
 
 def test_a_wave_loads_each_stack_from_disk() -> None:
     small = Serving(slots=4, max_batch=4, host_bytes=0)
     result = bench_wave(_BASE, 12, repetitions=1, tokens=2, serving=small, echo=_nothing)
-    assert (result.users, result.slots, result.host_fits) == (12, 4, 0)
-    assert result.read_from_disk >= 12 - result.slots
-    assert set(result.ratios) == {"wave_vs_resident", "sampled_vs_greedy"}
-    assert result.sampled_tokens_per_second > 0
-    assert 0 < result.p50_first_token_seconds <= result.p95_first_token_seconds
-    named = {key: getattr(result, key) for key in ("tokens_per_second", "p95_first_token_seconds")}
-    _has_spreads(result.spread, named, result.ratios)
+    assert (result["users"], result["slots"], result["host_fits"]) == (12, 4, 0)
+    assert result["read_from_disk"] >= 12 - result["slots"]
+    assert set(result["ratios"]) == {"wave_vs_resident", "sampled_vs_greedy"}
+    assert result["sampled_tokens_per_second"] > 0
+    assert 0 < result["p50_first_token_seconds"] <= result["p95_first_token_seconds"]
+    named = {key: result[key] for key in ("tokens_per_second", "p95_first_token_seconds")}
+    _has_spreads(result["spread"], named, result["ratios"])
 
 
 def test_a_server_is_measured_beside_the_library(shell: Shell) -> None:
     result = bench_server("fake", "fake", repetitions=2, tokens=8, echo=_nothing)
-    assert set(result.first_token_ms) == {"library", "server"}
-    assert set(result.tokens_per_second) == {"library", "server", "server, sampled"}
+    assert set(result["first_token_ms"]) == {"library", "server"}
+    assert set(result["tokens_per_second"]) == {"library", "server", "server, sampled"}
     assert all(
         each.least > 0
-        for each in (*result.first_token_ms.values(), *result.tokens_per_second.values())
+        for each in (*result["first_token_ms"].values(), *result["tokens_per_second"].values())
     )
-    assert result.rate_ratio.least > 0
-    assert result.sampled_vs_greedy.least > 0
-    assert result.healthz_ms.most < 10_000
+    assert result["rate_ratio"].least > 0
+    assert result["sampled_vs_greedy"].least > 0
+    assert result["healthz_ms"].most < 10_000
     output = json.loads(
         shell.run("bench", "server", "--backend", "fake", "--repeat", "1", "--json").stdout
     )

@@ -36,7 +36,7 @@ def quick(tmp_path: Path, tiny_base: Base) -> str:
     return str(card)
 
 
-def _swept(base: str, keep: Path, *only: str) -> tuple[sweep.SweepBench, list[str]]:
+def _swept(base: str, keep: Path, *only: str) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
     found = sweep.bench_sweep(
         base=base, only=only, styles=["pirate"], seeds=1, keep=keep, echo=said.append, swept=_SWEPT
@@ -47,8 +47,11 @@ def _swept(base: str, keep: Path, *only: str) -> tuple[sweep.SweepBench, list[st
 def test_a_sweep_changes_one_number_at_a_time_and_resumes(tmp_path: Path, quick: str) -> None:
     keep = tmp_path / "keep"
     first, said = _swept(quick, keep, "rank")
-    assert [(point.number, point.value) for point in first.points] == [("rank", 1), ("default", "")]
-    assert first.defaults == {"rank": 2}
+    assert [(point["number"], point["value"]) for point in first["points"]] == [
+        ("rank", 1),
+        ("default", ""),
+    ]
+    assert first["defaults"] == {"rank": 2}
     assert any("rank = 1" in line for line in said)
     kept = (keep / "sweep.jsonl").read_text()
 
@@ -63,7 +66,8 @@ def test_a_sweep_changes_one_number_at_a_time_and_resumes(tmp_path: Path, quick:
     # All but the duration: a run is determined by its recipe, its style and its seed.
     figures = ("number", "value", "verdict", "in_style", "kept", "kl", "held_back")
     shown = [
-        {tuple(getattr(p, f) for f in figures) for p in found.points} for found in (first, third)
+        {tuple(point[name] for name in figures) for point in found["points"]}
+        for found in (first, third)
     ]
     assert shown[0] == shown[1]
     assert sweep.by_value(first)["rank"].keys() >= {1, 2}
@@ -71,10 +75,12 @@ def test_a_sweep_changes_one_number_at_a_time_and_resumes(tmp_path: Path, quick:
 
 def test_replay_is_measured_on_a_second_learn(tmp_path: Path, quick: str) -> None:
     found, _ = _swept(quick, tmp_path / "keep", "replay")
-    assert [point.value for point in found.points] == [0, 0.5]
-    assert all(point.drafts is not None and point.held_back is not None for point in found.points)
-    none, some = found.points
-    assert none.held_back != some.held_back
+    assert [point["value"] for point in found["points"]] == [0, 0.5]
+    assert all(
+        point["drafts"] is not None and point["held_back"] is not None for point in found["points"]
+    )
+    none, some = found["points"]
+    assert none["held_back"] != some["held_back"]
 
 
 def test_the_default_applies_to_every_number_and_another_default_to_none() -> None:
@@ -155,7 +161,7 @@ def test_parallel_sweeps_share_the_work_and_repeat_nothing(tmp_path: Path) -> No
     done: list[str] = []
     both_at_work = threading.Barrier(2)
 
-    def measure(key: str) -> Mapping[str, Any]:
+    def measure(key: str, before: float) -> Mapping[str, Any]:
         done.append(key)
         if key in "ab":
             # Each holds one of the first two runs until the other has started: the second must have
@@ -164,7 +170,7 @@ def test_parallel_sweeps_share_the_work_and_repeat_nothing(tmp_path: Path) -> No
         return {"figure": ord(key)}
 
     def work() -> None:
-        list(ResultCache(tmp_path, "shared").complete("abcdefgh", measure))
+        ResultCache(tmp_path, "shared").complete({key: key for key in "abcdefgh"}, measure)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -178,21 +184,29 @@ def test_parallel_sweeps_share_the_work_and_repeat_nothing(tmp_path: Path) -> No
 
 
 def test_finished_runs_are_kept_when_another_fails(tmp_path: Path) -> None:
-    def measure(key: str) -> Mapping[str, Any]:
+    def measure(key: str, before: float) -> Mapping[str, Any]:
         if key == "b":
             raise KeyboardInterrupt
         return {}
 
+    work = {key: key for key in "abc"}
     with pytest.raises(KeyboardInterrupt):
-        list(ResultCache(tmp_path, "some").complete("abc", measure))
-    assert list(ResultCache(tmp_path, "some").figures()) == ["a"]
-    assert list(ResultCache(tmp_path, "some").complete("abc", lambda key: {})) == ["b", "c"]
+        ResultCache(tmp_path, "some").complete(work, measure)
+    cache = ResultCache(tmp_path, "some")
+    assert list(cache.figures()) == ["a"]
+    done: list[tuple[str, object]] = []
+    found = cache.complete(
+        work, lambda key, before: {"before": before}, lambda *it: done.append(it)
+    )
+    assert [key for key, _ in done] == ["b", "c"]
+    assert found == cache.figures()
+    assert [found[key]["before"] for key in "bc"] == [1 / 3, 2 / 3]
 
 
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text("dear diary\n")
     with pytest.raises(InvalidInput, match="line 1"):
-        list(ResultCache(tmp_path, "some").complete("a", lambda key: {}))
+        ResultCache(tmp_path, "some").complete({"a": "a"}, lambda key, before: {})
     assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
 
 
