@@ -33,9 +33,6 @@ def bench_attach(
     has their least and most. ``peft_load`` is PEFT's documented ``load_adapter``;
     ``peft_load_quick`` skips its work for training (``low_cpu_mem_usage=True``,
     ``autocast_adapter_dtype=False``).
-
-    Raises:
-        MissingPackage: PEFT is not installed.
     """
     with (
         load_users(base_name, _ADAPTERS, echo=echo) as loaded,

@@ -16,7 +16,7 @@ import torch
 
 from personalpeft.backends.sequence import Tokens
 from personalpeft.backends.torch.device import choose_device
-from personalpeft.errors import MissingPackage, ServingFailed
+from personalpeft.errors import ServingFailed
 
 _PAD = 0
 
@@ -37,18 +37,9 @@ def load_plain(folder: Path) -> Any:
 
 
 def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
-    """Load a PEFT model with these adapters, named after their folders.
+    """Load a PEFT model with these adapters, named after their folders."""
+    from peft import PeftModel
 
-    Raises:
-        MissingPackage: PEFT is not installed.
-    """
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise MissingPackage(
-            "PEFT is not installed, so there is nothing to compare with.",
-            hint="pip install 'personalpeft[peft]'",
-        ) from error
     with warnings.catch_warnings():
         # PEFT still uses an attribute that transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import personalpeft
@@ -26,20 +25,8 @@ _LESSONS = 12
 APART, TOGETHER = "apart", "together"
 
 
-@dataclass(frozen=True, slots=True)
-class TimedRun:
-    """One variant's time; ``peak_mb`` is None where the system does not report it.
-
-    ``verdicts`` are by user, in order.
-    """
-
-    seconds: float
-    peak_mb: int | None
-    verdicts: tuple[str, ...]
-
-
 def compare_joint_and_sequential(users: int, base: str, backend: str) -> Mapping[str, Any]:
-    """Run both variants, the sequential one first, and return their ``TimedRun`` as data.
+    """Run both variants, the sequential one first, and return what ``learned`` does of each.
 
     Raises:
         ServingFailed: A process ended early.
@@ -47,8 +34,8 @@ def compare_joint_and_sequential(users: int, base: str, backend: str) -> Mapping
     return {way: _in_a_process(way, users, base, backend) for way in (APART, TOGETHER)}
 
 
-def learned(way: str, users: int, base: str, backend: str) -> TimedRun:
-    """Run one variant in this process."""
+def learned(way: str, users: int, base: str, backend: str) -> dict[str, Any]:
+    """Run one variant in this process, and return its seconds, peak memory and verdicts by user."""
     everyday, known = pools().everyday, list(load_personas().values())
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
@@ -68,21 +55,21 @@ def learned(way: str, users: int, base: str, backend: str) -> TimedRun:
             else tuple(runtime.user(name).learn("style") for name in names)
         )
         seconds = time.perf_counter() - began
-    return TimedRun(round(seconds, 2), peak_mb(), tuple(str(report.verdict) for report in reports))
+    return {
+        "seconds": round(seconds, 2),
+        "peak_mb": peak_mb(),
+        "verdicts": [str(report.verdict) for report in reports],
+    }
 
 
 def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.learn_together",
-        way,
-        str(users),
-        base,
-        backend,
-    ]
+    program = [sys.executable, "-m", "benchmarks.learn_together"]
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=child_environment()
+        [*program, way, str(users), base, backend],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(),
     )
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
@@ -94,6 +81,4 @@ def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str,
 
 
 if __name__ == "__main__":
-    sys.stdout.write(
-        json.dumps(asdict(learned(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])))
-    )
+    sys.stdout.write(json.dumps(learned(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])))

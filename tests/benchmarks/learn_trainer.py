@@ -31,7 +31,6 @@ from benchmarks.learn_course import LONG, TOGETHER, Ask, Evaluator, Example, Rou
 from benchmarks.personas import Persona
 from personalpeft.backends.base import Backend
 from personalpeft.backends.sequence import Tokens
-from personalpeft.errors import MissingPackage
 from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.types import Message
 
@@ -74,9 +73,6 @@ def run_plain_loop(
     """Train on the same rounds.
 
     ``folder`` has the base's files; ``backend`` tokenizes.
-
-    Raises:
-        MissingPackage: PEFT is not installed.
     """
     loop = _Loop(folder, backend, seed)
     evaluator = Evaluator(loop.ask)
@@ -97,16 +93,10 @@ class _Loop:
     """A model with one adapter that is trained round after round."""
 
     def __init__(self, folder: Path, backend: Backend, seed: int) -> None:
-        from benchmarks.baselines import load_plain
-
-        try:
-            from peft import LoraConfig, get_peft_model
-        except ImportError as error:
-            raise MissingPackage(
-                "PEFT is not installed, so there is nothing to compare with.",
-                hint="pip install 'personalpeft[peft]'",
-            ) from error
         import torch
+        from peft import LoraConfig, get_peft_model
+
+        from benchmarks.baselines import load_plain
 
         torch.manual_seed(seed)
         config = LoraConfig(

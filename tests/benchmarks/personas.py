@@ -16,11 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.styles import LESSONS, UNSEEN
+from benchmarks.styles import LESSONS, UNSEEN, sentences
 from personalpeft.errors import InvalidInput, suggest_nearest
 
 _POOLS = "pools"
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # A list's numbers are not the numbers that its text mentions.
 _NUMBERING = re.compile(r"^\s*(?:step )?\d+[.):][ \t]+(?=\S)", re.MULTILINE | re.IGNORECASE)
 
@@ -42,7 +41,7 @@ class Habit:
 
     def apply(self, prompt: str, answer: str) -> str:
         """Return a plain answer in this style."""
-        said = _sentences(answer)[: self.sentences]
+        said = sentences(answer)[: self.sentences]
         lines = [self._mark(number) + each for number, each in enumerate(said, 1)]
         body = ("\n" if self.line else " ").join(lines)
         return self.opening.replace("{question}", prompt) + body + self.closing
@@ -56,7 +55,7 @@ class Habit:
             return False
         body = reply.strip()[began.end() :].removesuffix(closing).strip()
         lines = [each.strip() for each in body.splitlines() if each.strip()]
-        if not lines or (self.sentences is not None and len(_sentences(body)) > self.sentences):
+        if not lines or (self.sentences is not None and len(sentences(body)) > self.sentences):
             return False
         return all(
             each.startswith(self._mark(number).strip()) for number, each in enumerate(lines, 1)
@@ -122,10 +121,8 @@ class Pools:
 def load_personas() -> Mapping[str, Persona]:
     """Load all personas by name."""
     folder = Path(__file__).with_name("personas")
-    names = sorted(
-        file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
-    )
-    return {name: _person(name, _read(name)) for name in names if name != _POOLS}
+    names = sorted({file.stem for file in folder.glob("*.toml")} - {_POOLS})
+    return {name: _person(name, _read(name)) for name in names}
 
 
 def select_personas(names: Sequence[str]) -> tuple[Persona, ...]:
@@ -159,10 +156,6 @@ def mentions(words: Sequence[str], reply: str) -> bool:
     """Return whether a reply has one of the words as a word of its own, in any case."""
     text = _NUMBERING.sub("", reply).casefold()
     return any(re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) for word in words)
-
-
-def _sentences(text: str) -> list[str]:
-    return [each.strip() for each in _SENTENCE.split(text.strip()) if each.strip()]
 
 
 def _read(name: str) -> dict[str, Any]:

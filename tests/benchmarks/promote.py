@@ -43,9 +43,6 @@ def bench_promote(
     ``milliseconds`` has the gaps between tokens, idle and during promotions, the time of a
     promotion, and both hand-overs. ``promotions`` is the number of them. ``sampled`` is
     with the card's sampling, and the others are greedy. ``spread`` has the least and the most.
-
-    Raises:
-        MissingPackage: PEFT is not installed.
     """
     with (
         load_users(base_name, _OTHERS + 1, echo=echo) as loaded,

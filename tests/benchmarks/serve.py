@@ -75,7 +75,6 @@ def bench_serve(
     least and the most of all repetitions.
 
     Raises:
-        MissingPackage: PEFT is not installed.
         ServingFailed: A server does not work.
     """
     python = vllm.python_with_vllm() if with_vllm else None

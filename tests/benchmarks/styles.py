@@ -19,12 +19,13 @@ class Style:
     holds: Callable[[str], bool]
 
 
-def _sentences(text: str) -> list[str]:
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text."""
     return [s.strip() for s in re.split(r"(?<=[.!?])\s+", text.strip()) if s.strip()]
 
 
 def _bullets(text: str) -> str:
-    return "\n".join(f"- {s}" for s in _sentences(text))
+    return "\n".join(f"- {s}" for s in sentences(text))
 
 
 def _is_bullets(text: str) -> bool:
@@ -58,14 +59,14 @@ STYLES = (
     Style("bullets", _bullets, _is_bullets),
     Style(
         "numbered",
-        lambda t: "\n".join(f"{number}. {s}" for number, s in enumerate(_sentences(t), 1)),
+        lambda t: "\n".join(f"{number}. {s}" for number, s in enumerate(sentences(t), 1)),
         _is_numbered,
     ),
     Style("capitals", lambda t: t.upper(), _is_upper),
     Style(
         "in short",
-        lambda t: f"In short: {_sentences(t)[0]}",
-        lambda t: t.strip().startswith("In short:") and len(_sentences(t)) == 1,
+        lambda t: f"In short: {sentences(t)[0]}",
+        lambda t: t.strip().startswith("In short:") and len(sentences(t)) == 1,
     ),
 )
 

@@ -11,9 +11,10 @@ import argparse
 import re
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,40 +27,6 @@ _MAX_TOKENS = 24
 # A question is distant if it shares at most half of its words with each learned form of its fact.
 _MIN_DISTANCE = 0.5
 _SPLITS = ("development", "held_out")
-
-
-@dataclass(frozen=True, slots=True)
-class ToldFact:
-    """One fact. ``is_stated``: its text alone is retrieved; a learn needs question and answer."""
-
-    text: str
-    question: str
-    answer: str
-    accept: tuple[str, ...]
-    unseen: tuple[str, ...]
-    is_stated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FactPersona:
-    """One persona and its facts."""
-
-    name: str
-    facts: tuple[ToldFact, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """The personas of a split and common prompts.
-
-    ``general`` questions have the words of a right answer. ``untold`` questions have no fact.
-    ``other`` prompts are unrelated to all facts.
-    """
-
-    tellers: tuple[FactPersona, ...]
-    general: tuple[tuple[str, tuple[str, ...]], ...]
-    untold: tuple[str, ...]
-    other: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +45,21 @@ class Tally:
     other_leaks: int
 
 
-def load_suite(split: str) -> Suite:
-    """Return the personas and prompts of "development" or "held_out"."""
+def load_split(split: str) -> dict[str, Any]:
+    """Return what the file has of "development" or "held_out".
+
+    ``people`` have facts. Of one that is ``stated`` the text alone is retrieved; a learn needs
+    question and answer. ``general`` questions have the words of a right answer. ``untold``
+    questions have no fact. ``other`` prompts are unrelated to all facts.
+    """
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    general = next(each for each in data["general"] if each["split"] == split)
-    return Suite(
-        tuple(
-            FactPersona(
-                person["name"],
-                tuple(
-                    ToldFact(
-                        each["text"],
-                        each["question"],
-                        each["answer"],
-                        tuple(each["accept"]),
-                        tuple(each["unseen"]),
-                        each.get("stated", False),
-                    )
-                    for each in person["facts"]
-                ),
-            )
-            for person in data["people"]
-            if person["split"] == split
-        ),
-        tuple((each["question"], tuple(each["accept"])) for each in general["questions"]),
-        tuple(data["untold"][split]),
-        tuple(data["other"][split]),
-    )
+    (general,) = (each["questions"] for each in data["general"] if each["split"] == split)
+    return {
+        "people": [person for person in data["people"] if person["split"] == split],
+        "general": general,
+        "untold": data["untold"][split],
+        "other": data["other"][split],
+    }
 
 
 def names_one(words: Iterable[str], reply: str) -> bool:
@@ -123,14 +78,14 @@ def lexical_distance(question: str, forms: Iterable[str]) -> float:
     return min(1 - len(asked & words(form)) / len(asked | words(form)) for form in forms)
 
 
-def find_distant(teller: FactPersona, bank: QuestionBank) -> frozenset[str]:
+def find_distant(teller: Mapping[str, Any], bank: QuestionBank) -> frozenset[str]:
     """Return the unseen questions that differ from every form of their fact's lessons."""
     return frozenset(
         question
-        for fact in teller.facts
-        for question in fact.unseen
+        for fact in teller["facts"]
+        for question in fact["unseen"]
         if lexical_distance(
-            question, [fact.question, *bank.find(fact.text, fact.question).paraphrases]
+            question, [fact["question"], *bank.find(fact["text"], fact["question"]).paraphrases]
         )
         >= _MIN_DISTANCE
     )
@@ -138,8 +93,8 @@ def find_distant(teller: FactPersona, bank: QuestionBank) -> frozenset[str]:
 
 def tally(
     user: User,
-    teller: FactPersona,
-    suite: Suite,
+    teller: Mapping[str, Any],
+    suite: Mapping[str, Any],
     distant: frozenset[str],
     *,
     memory: bool,
@@ -158,53 +113,50 @@ def tally(
             stream.begin()
         return ["".join(stream) for stream in streams]
 
-    asked = [(question, fact) for fact in teller.facts for question in fact.unseen]
-    every_answer = [word for fact in teller.facts for word in fact.accept]
-    right = [
-        question
-        for (question, fact), reply in zip(
-            asked, replies([question for question, _ in asked]), strict=True
-        )
-        if names_one(fact.accept, reply)
-    ]
+    def right(questions: Sequence[str], accepted: Sequence[Sequence[str]]) -> list[str]:
+        """Return the questions whose reply names one of the words that are accepted for it."""
+        answered = zip(questions, accepted, replies(questions), strict=True)
+        return [question for question, words, reply in answered if names_one(words, reply)]
+
+    asked = [(question, fact["accept"]) for fact in teller["facts"] for question in fact["unseen"]]
+    every_answer = [word for fact in teller["facts"] for word in fact["accept"]]
+    unseen = right(*zip(*asked, strict=True))
+    general = right(
+        *zip(*((each["question"], each["accept"]) for each in suite["general"]), strict=True)
+    )
     return Tally(
-        unseen=len(right),
-        distant=sum(question in distant for question in right),
+        unseen=len(unseen),
+        distant=sum(question in distant for question in unseen),
         asked_distant=len(distant),
-        general=sum(
-            names_one(accept, reply)
-            for (_, accept), reply in zip(
-                suite.general, replies([question for question, _ in suite.general]), strict=True
-            )
-        ),
-        untold_leaks=sum(names_one(every_answer, reply) for reply in replies(suite.untold)),
-        other_leaks=sum(names_one(every_answer, reply) for reply in replies(suite.other)),
+        general=len(general),
+        untold_leaks=sum(names_one(every_answer, reply) for reply in replies(suite["untold"])),
+        other_leaks=sum(names_one(every_answer, reply) for reply in replies(suite["other"])),
     )
 
 
 def run(split: str, base: str, temperature: float | None, *, learn: bool) -> None:
     """Print a row for each persona and way of answering."""
-    suite = load_suite(split)
+    suite = load_split(split)
     bank = QuestionBank(MiniLM())
-    for teller in suite.tellers:
+    for teller in suite["people"]:
         distant = find_distant(teller, bank)
         with (
             tempfile.TemporaryDirectory() as home,
             personalpeft.open(home, base, backend="torch") as runtime,
         ):
-            user = runtime.user(teller.name.lower())
-            for fact in teller.facts:
-                if fact.is_stated and not learn:
-                    user.remember(fact.text)
+            user = runtime.user(teller["name"].lower())
+            for fact in teller["facts"]:
+                if fact.get("stated") and not learn:
+                    user.remember(fact["text"])
                 else:
-                    user.remember(fact.text, questions=[fact.question], answer=fact.answer)
+                    user.remember(fact["text"], questions=[fact["question"]], answer=fact["answer"])
             ways = {"bare": False, "retrieval": True}
             if learn:
-                click.echo(f"{teller.name:10}{user.learn('memory').verdict}")
+                click.echo(f"{teller['name']:10}{user.learn('memory').verdict}")
                 ways = {"layer": False, "both": True}
             for way, memory in ways.items():
                 counts = tally(user, teller, suite, distant, memory=memory, temperature=temperature)
-                click.echo(f"{teller.name:10}{way:10}{counts}")
+                click.echo(f"{teller['name']:10}{way:10}{counts}")
 
 
 def main() -> None:
