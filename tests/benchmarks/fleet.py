@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.vllm import end_session, free_port, raise_on_sigterm
-from personalpeft.errors import ServingFailed
+from benchmarks.vllm import end_session, free_port, raise_on_sigterm, wait_for_start
 
 _START_SECONDS, _END_SECONDS = 900, 60
 
@@ -153,22 +151,16 @@ def fleets(
             start_new_session=True,
         )
         try:
-            _wait_for(process, log)
+            wait_for_start(
+                process,
+                lambda: b"it is up" in log.read_bytes(),
+                "Ray Serve",
+                log,
+                _START_SECONDS,
+            )
             yield made
         finally:
             _end(process)
-
-
-def _wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while b"it is up" not in log.read_bytes():
-        if process.poll() is not None or time.monotonic() > until:
-            said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
-            raise ServingFailed(
-                f"Ray Serve did not start. The last that it said: {said[-1][:300]}",
-                hint="Leave it out: --without-vllm.",
-            )
-        time.sleep(0.5)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

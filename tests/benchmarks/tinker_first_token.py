@@ -8,7 +8,6 @@ the result as JSON.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -35,9 +34,7 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
     ):
         client, rng = Client(port, secret), random.Random(1)
         client.post("/api/v1/users/ada", {}, "PUT")
-        session = client.post(API + "create_session", {})["session_id"]
-        served = client.post(API + "get_server_capabilities", {}, "GET")
-        name = served["supported_models"][0]["model_name"]
+        session, name = client.open_session()
         sampler = client.post(
             API + "create_sampling_session",
             {"session_id": session, "sampling_session_seq_id": 0, "base_model": name},
@@ -64,31 +61,13 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
         training: set[int] = set()
 
         def train(number: int) -> None:
-            own = Client(port, secret)
-            run = own.call(
-                "create_model",
-                session_id=session,
-                model_seq_id=number,
-                base_model=name,
-                lora_config={"rank": 16, "seed": number},
-            )["model_id"]
             data = [datum(text(tokens + 1)) for _ in range(2)]
-            for seq in itertools.count(1, 2):
+            run = Client(port, secret).train(session, number, name, 16, data)
+            while True:
                 training.discard(number)
                 going.wait()
                 training.add(number)
-                own.call(
-                    "forward_backward",
-                    model_id=run,
-                    seq_id=seq,
-                    forward_backward_input={"data": data, "loss_fn": "cross_entropy"},
-                )
-                own.call(
-                    "optim_step",
-                    model_id=run,
-                    seq_id=seq + 1,
-                    adam_params={"learning_rate": 1e-4},
-                )
+                next(run)
                 steps[number] += 1
 
         def heartbeats() -> None:
@@ -106,10 +85,9 @@ def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> d
                     raise failed[0]
                 time.sleep(0.1)
 
-        for target, args in [(train, (number,)) for number in range(1, runs + 1)] + [
-            (heartbeats, ())
-        ]:
-            threading.Thread(target=target, args=args, daemon=True).start()
+        threading.Thread(target=heartbeats, daemon=True).start()
+        for number in range(1, runs + 1):
+            threading.Thread(target=train, args=(number,), daemon=True).start()
         # Once before anything is measured: what follows finds all memory and kernels there.
         going.set()
         wait_until(lambda: all(steps[1:]))

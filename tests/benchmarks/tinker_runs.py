@@ -8,7 +8,6 @@ for its step before it posts the next. The last line is the result as JSON.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,12 @@ def measure(base: str, runs: int, tokens: int, rank: int, rounds: int, seconds: 
         serving(base, Path(home)) as (port, secret, server),
     ):
         client, rng = Client(port, secret), random.Random(1)
-        session = client.post(API + "create_session", {})["session_id"]
-        served = client.post(API + "get_server_capabilities", {}, "GET")
-        name = served["supported_models"][0]["model_name"]
+        session, name = client.open_session()
         steps = []
         for number in range(runs):
             data = [datum([rng.randrange(10, 250) for _ in range(tokens + 1)])]
-            steps.append(_steps(Client(port, secret), session, number, name, rank, data))
+            run = Client(port, secret).train(session, number, name, rank, data)
+            steps.append(partial(next, run))
         rates: dict[str, list[float]] = {"one": [], "all": []}
         peaks: dict[str, int] = {}
         # The first run alone, before the others exist, for its memory.
@@ -60,31 +59,6 @@ def measure(base: str, runs: int, tokens: int, rank: int, rounds: int, seconds: 
         "peak_mb": peaks,
         "memory_ratio": round(peaks["all"] / peaks["one"], 2),
     }
-
-
-def _steps(
-    client: Client, session: str, number: int, base: str, rank: int, data: list[Any]
-) -> Callable[[], None]:
-    """Return a function that makes the next step of a run, which the first step creates."""
-
-    def steps() -> Iterator[None]:
-        run = client.call(
-            "create_model",
-            session_id=session,
-            model_seq_id=number,
-            base_model=base,
-            lora_config={"rank": rank, "seed": number},
-        )["model_id"]
-        passed = {"data": data, "loss_fn": "cross_entropy"}
-        for seq in itertools.count(1, 2):
-            client.call("forward_backward", model_id=run, seq_id=seq, forward_backward_input=passed)
-            client.call(
-                "optim_step", model_id=run, seq_id=seq + 1, adam_params={"learning_rate": 1e-4}
-            )
-            yield
-
-    following = steps()
-    return lambda: next(following)
 
 
 def _steps_a_second(chosen: list[Callable[[], None]], seconds: float) -> float:

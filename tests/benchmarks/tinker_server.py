@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import subprocess
@@ -45,6 +46,31 @@ class Client:
                 raise RuntimeError(found["error"])
             if found.get("type") != "try_again":
                 return found
+
+    def open_session(self) -> tuple[str, str]:
+        """Return the id of a new session, and the name of the base."""
+        session = self.post(API + "create_session", {})["session_id"]
+        served = self.post(API + "get_server_capabilities", {}, "GET")
+        return session, served["supported_models"][0]["model_name"]
+
+    def train(
+        self, session: str, number: int, base: str, rank: int, data: list[Any]
+    ) -> Iterator[None]:
+        """Yield after each step of a run, which the first step creates."""
+        run = self.call(
+            "create_model",
+            session_id=session,
+            model_seq_id=number,
+            base_model=base,
+            lora_config={"rank": rank, "seed": number},
+        )["model_id"]
+        passed = {"data": data, "loss_fn": "cross_entropy"}
+        for seq in itertools.count(1, 2):
+            self.call("forward_backward", model_id=run, seq_id=seq, forward_backward_input=passed)
+            self.call(
+                "optim_step", model_id=run, seq_id=seq + 1, adam_params={"learning_rate": 1e-4}
+            )
+            yield
 
     def first_token_of_chat(self, text: str) -> float:
         """Return the seconds to the first text of a streamed chat."""

@@ -161,25 +161,14 @@ def run_server(
             f"{python} has no vLLM that can be imported.", hint="Run make vllm-env."
         )
     port = port or free_port()
+    modules = [f"{folder.name}={folder}" for folder in adapters]
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-        *(
-            "--model",
-            str(base),
-            "--served-model-name",
-            "base",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ),
+        *("--model", str(base), "--served-model-name", "base"),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", dtype, "--max-model-len", str(longest)),
         *("--enable-lora", "--max-loras", str(slots), "--max-lora-rank", str(rank)),
-        *(
-            ("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters))
-            if adapters
-            else ()
-        ),
+        *(["--lora-modules", *modules] if modules else []),
         *options,
         *shlex.split(os.environ.get(OPTIONS, "")),
     ]
@@ -207,8 +196,9 @@ def run_server(
             start_new_session=True,
         )
         try:
-            _wait_for(process, f"http://127.0.0.1:{port}", log)
-            yield Server(f"http://127.0.0.1:{port}")
+            url = f"http://127.0.0.1:{port}"
+            wait_for_start(process, lambda: _is_healthy(url), "vLLM's server", log)
+            yield Server(url)
         finally:
             end_session(process)
 
@@ -230,22 +220,30 @@ def raise_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            break
-        try:
-            with _DIRECT.open(f"{url}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.5)
-    said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
-    raise ServingFailed(
-        f"vLLM's server did not start. The last that it said: {said[-1][:300]}",
-        hint=_WITHOUT,
-    )
+def wait_for_start(
+    process: subprocess.Popen[bytes],
+    is_up: Callable[[], bool],
+    name: str,
+    log: Path,
+    seconds: float = _START_SECONDS,
+) -> None:
+    """Wait until a server is up. Raises ``ServingFailed`` with the last line of its log."""
+    until = time.monotonic() + seconds
+    while not is_up():
+        if process.poll() is not None or time.monotonic() > until:
+            said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
+            raise ServingFailed(
+                f"{name} did not start. The last that it said: {said[-1][:300]}", hint=_WITHOUT
+            )
+        time.sleep(0.5)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with _DIRECT.open(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _asked(url: str, body: dict[str, Any]) -> Any:
