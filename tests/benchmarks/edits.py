@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import personalpeft
 from benchmarks.edit_styles import SETS, EditStyle
-from benchmarks.learn_course import TOGETHER, chat_all
+from benchmarks.learn_course import chat_all
 from benchmarks.personas import mentions, pools
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
@@ -83,7 +82,7 @@ def measure_style(style: EditStyle, *, seed: int, base: str, backend: str) -> Fi
             user.feedback(reply, edit=case.answer)
         report = user.learn()
         greedy = chat_all(user, unseen, style.tokens)
-        sampled = _sampled(user, unseen, style.tokens, seed)
+        sampled = chat_all(user, unseen, style.tokens, temperature=None, seed=seed)
         kept = known_general(user) & knew
     ways = {"base": before, "greedy": greedy, "sampled": sampled}
     result = {
@@ -110,12 +109,6 @@ def known_general(user: User) -> set[str]:
     replies = chat_all(user, [each.question for each in general], _GENERAL_TOKENS)
     pairs = zip(general, replies, strict=True)
     return {each.question for each, reply in pairs if mentions(each.right, reply.text)}
-
-
-def _sampled(user: User, prompts: Sequence[str], tokens: int, seed: int) -> list[Reply]:
-    """Return replies with the base's own sampling."""
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        return list(pool.map(lambda p: user.chat(p, max_tokens=tokens, seed=seed), prompts))
 
 
 def _passes(style: EditStyle, replies: Sequence[Reply]) -> int:

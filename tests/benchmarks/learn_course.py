@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from benchmarks.personas import Fact, Habit, Persona, mentions, pools
@@ -114,37 +115,38 @@ class Evaluator:
         self.figures["retention"] = _tally(kept)
 
     def _in_habit(self, habit: Habit) -> dict[str, bool]:
-        prompts = pools().unseen
-        return {
-            p: habit.holds(reply)
-            for p, reply in zip(prompts, self._ask(prompts, LONG), strict=True)
-        }
+        return self._judge(dict.fromkeys(pools().unseen, habit.holds), LONG)
 
     def _values_given(self, facts: Iterable[Fact]) -> dict[str, bool]:
-        asked = {question: fact for fact in facts for question in fact.unseen}
-        replies = self._ask(list(asked), SHORT)
-        return {
-            q: mentions(fact.right, reply)
-            for (q, fact), reply in zip(asked.items(), replies, strict=True)
+        judges = {
+            question: partial(mentions, fact.right) for fact in facts for question in fact.unseen
         }
+        return self._judge(judges, SHORT)
 
     def _new_values_given(self, facts: Iterable[Fact]) -> dict[str, bool]:
         """Count answers with the new value and without the old one."""
-        asked = {
-            question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen
+
+        def is_new(old: Fact, new: Fact, reply: str) -> bool:
+            return mentions(new.right, reply) and not mentions(old.right, reply)
+
+        changed = [(fact, fact.later) for fact in facts if fact.later]
+        judges = {
+            question: partial(is_new, old, new) for old, new in changed for question in old.unseen
         }
-        replies = self._ask(list(asked), SHORT)
-        return {
-            question: mentions(new.right, reply) and not mentions(old.right, reply)
-            for (question, (old, new)), reply in zip(asked.items(), replies, strict=True)
-        }
+        return self._judge(judges, SHORT)
 
     def _know(self, known: frozenset[str]) -> dict[str, bool]:
-        asked = {each.question: each.right for each in pools().general if each.question in known}
-        replies = self._ask(list(asked), GENERAL)
+        probes = [each for each in pools().general if each.question in known]
+        return self._judge(
+            {each.question: partial(mentions, each.right) for each in probes}, GENERAL
+        )
+
+    def _judge(self, judges: Mapping[str, Callable[[str], bool]], longest: int) -> dict[str, bool]:
+        """Return by question whether its judge accepts the answer."""
+        replies = self._ask(list(judges), longest)
         return {
-            q: mentions(right, reply)
-            for (q, right), reply in zip(asked.items(), replies, strict=True)
+            question: accepts(reply)
+            for (question, accepts), reply in zip(judges.items(), replies, strict=True)
         }
 
 
@@ -181,16 +183,18 @@ class UserSampler:
         return [self._said[key] for key in keys.values()]
 
 
-def chat_all(user: User, prompts: Sequence[str], longest: int, **how: Any) -> list[Reply]:
-    """Return greedy replies to some questions, sixteen at a time."""
-    if not prompts:
-        return []
+def chat_all(
+    user: User,
+    prompts: Sequence[str],
+    longest: int,
+    *,
+    temperature: float | None = 0,
+    **how: Any,
+) -> list[Reply]:
+    """Return replies to some questions, sixteen at a time. ``None`` is the base's own sampling."""
+    ask = partial(user.chat, temperature=temperature, max_tokens=longest, **how)
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return list(
-            pool.map(
-                lambda prompt: user.chat(prompt, temperature=0, max_tokens=longest, **how), prompts
-            )
-        )
+        return list(pool.map(ask, prompts))
 
 
 def known_to_base(ask: Ask) -> frozenset[str]:

@@ -10,13 +10,12 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import personalpeft
 from benchmarks.edit_styles import select_styles
 from benchmarks.edits import known_general
-from benchmarks.learn_course import TOGETHER
+from benchmarks.learn_course import chat_all
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
 from personalpeft.errors import InvalidInput, suggest_nearest
@@ -134,12 +133,4 @@ def _prompts(seed: int) -> Sequence[str]:
 
 
 def _sample(user: User, prompts: Sequence[str], seed: int) -> list[Reply]:
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        return list(
-            pool.map(
-                lambda prompt: user.chat(
-                    prompt, temperature=_TEMPERATURE, max_tokens=_TOKENS, seed=seed
-                ),
-                prompts,
-            )
-        )
+    return chat_all(user, prompts, _TOKENS, temperature=_TEMPERATURE, seed=seed)
