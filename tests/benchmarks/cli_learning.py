@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -96,19 +97,19 @@ def bench_learn(
     from benchmarks import learn
     from benchmarks.personas import select_personas
 
-    backend = common.backend or "torch"
-    timed = backend == "torch"
-    course = learn.Course(
-        people=select_personas(people),
-        nights=nights,
-        seed=seed,
-        trainer_people=trainer_people if timed else 0,
-        together=together if timed else 0,
-        base=common.base_name(),
-        backend=backend,
-    )
-    with _cached(keep, "learn") as cache, Display(common) as display:
-        found = learn.bench_learn(course, cache, echo=_printer(common, display), progress=display)
+    chosen = select_personas(people)
+    with _cached_run(common, keep, "learn") as run:
+        timed = run["backend"] == "torch"
+        course = learn.Course(
+            people=chosen,
+            nights=nights,
+            seed=seed,
+            trainer_people=trainer_people if timed else 0,
+            together=together if timed else 0,
+            base=run["base"],
+            backend=run["backend"],
+        )
+        found = learn.bench_learn(course, run["keep"], echo=run["echo"], progress=run["progress"])
     verdicts = [f"{count} {verdict}" for verdict, count in found["verdicts"].items()]
     more = [
         *(f"{name}: {_figure(figure)} times" for name, figure in found["ratios"].items() if figure),
@@ -149,16 +150,9 @@ def bench_edits(
     from benchmarks import edits
     from benchmarks.edit_styles import select_styles
 
-    with _cached(keep, "edits") as cache, Display(common) as display:
-        found = edits.bench_edits(
-            select_styles(styles, limit),
-            seed=seed,
-            base=common.base_name(),
-            backend=common.backend or "torch",
-            keep=cache,
-            echo=_printer(common, display),
-            progress=display,
-        )
+    chosen = select_styles(styles, limit)
+    with _cached_run(common, keep, "edits") as run:
+        found = edits.bench_edits(chosen, seed=seed, **run)
     more = [
         *(
             f"{name}: {', '.join(f'{way} {_percent(share)}' for way, share in shares.items())}"
@@ -228,17 +222,8 @@ def bench_thumbs(
     from benchmarks import thumbs
 
     chosen = thumbs.select_preferences(names)
-    with _cached(keep, "thumbs") as cache, Display(common) as display:
-        found = thumbs.bench_thumbs(
-            chosen,
-            ratings=ratings,
-            seed=seed,
-            base=common.base_name(),
-            backend=common.backend or "torch",
-            keep=cache,
-            echo=_printer(common, display),
-            progress=display,
-        )
+    with _cached_run(common, keep, "thumbs") as run:
+        found = thumbs.bench_thumbs(chosen, ratings=ratings, seed=seed, **run)
     emit_result(
         common, found, "\n".join(f"  {each['name']}: {each['reason']}" for each in found["users"])
     )
@@ -264,17 +249,8 @@ def bench_gate(common: GlobalOptions, bad: int, good: int, seed: int, keep: Path
     """
     from benchmarks import learn_gate
 
-    with _cached(keep, "gate") as cache, Display(common) as display:
-        found = learn_gate.bench_gate(
-            bad,
-            good,
-            base=common.base_name(),
-            backend=common.backend or "torch",
-            seed=seed,
-            keep=cache,
-            note=_printer(common, display),
-            progress=display,
-        )
+    with _cached_run(common, keep, "gate") as run:
+        found = learn_gate.bench_gate(bad, good, seed=seed, **run)
     told = f"{found['bad_accepted']} of {found['bad']} bad ones became live, {found['good_refused']} of {found['good']} good ones did not"
     emit_result(common, found, told)
 
@@ -297,16 +273,8 @@ def bench_nulls(common: GlobalOptions, number: int, seed: int, keep: Path | None
     """
     from benchmarks import learn_nulls
 
-    with _cached(keep, "nulls") as cache, Display(common) as display:
-        found = learn_nulls.bench_nulls(
-            number,
-            base=common.base_name(),
-            backend=common.backend or "torch",
-            seed=seed,
-            keep=cache,
-            note=_printer(common, display),
-            progress=display,
-        )
+    with _cached_run(common, keep, "nulls") as run:
+        found = learn_nulls.bench_nulls(number, seed=seed, **run)
     lines = [
         f"{kind}: {counts['live']} of {counts['ran']} live, {counts['for_good']} for good"
         for kind, counts in found["kinds"].items()
@@ -454,17 +422,22 @@ def bench_world(
 
 
 @contextmanager
-def _cached(folder: Path | None, name: str) -> Iterator[ResultCache]:
-    """Return the results of this name in the folder, or in a temporary one."""
-    if folder is not None:
-        yield ResultCache(folder, name)
-        return
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
-        yield ResultCache(Path(work), name)
-
-
-def _printer(common: GlobalOptions, display: Display) -> Callable[[str], None]:
-    return display.print if not common.json else printer(common)
+def _cached_run(
+    common: GlobalOptions, folder: Path | None, name: str
+) -> Iterator[Mapping[str, Any]]:
+    """Yield what a benchmark that caches its work needs. Without a folder it is a temporary one."""
+    with ExitStack() as ends:
+        if folder is None:
+            made = tempfile.TemporaryDirectory(prefix="personalpeft-bench-")
+            folder = Path(ends.enter_context(made))
+        display = ends.enter_context(Display(common))
+        yield {
+            "base": common.base_name(),
+            "backend": common.backend or "torch",
+            "keep": ResultCache(folder, name),
+            "echo": printer(common) if common.json else display.print,
+            "progress": display,
+        }
 
 
 def _percent(share: float | None) -> str:

@@ -37,7 +37,7 @@ def bench_gate(
     backend: str,
     seed: int,
     keep: ResultCache,
-    note: Callable[[str], None],
+    echo: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
     """Try the first bad and good batches that are not cached, and summarize all.
@@ -67,7 +67,7 @@ def bench_gate(
 
         def tell_result(batch: Batch, case: Figures) -> None:
             live = "live" if case["live"] else "not live"
-            note(f"{batch.kind}, {batch.name}: {live}; {'; '.join(case['learns'])}")
+            echo(f"{batch.kind}, {batch.name}: {live}; {'; '.join(case['learns'])}")
 
         kept = keep.complete(chosen, measure, tell_result)
     names = ("kind", "name", "person", "live", "learns", "seconds")

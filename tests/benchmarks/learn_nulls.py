@@ -40,7 +40,7 @@ def bench_nulls(
     backend: str,
     seed: int,
     keep: ResultCache,
-    note: Callable[[str], None],
+    echo: Callable[[str], None],
     progress: Progress,
 ) -> dict[str, Any]:
     """Run the first nulls of each kind that are not cached, and summarize.
@@ -68,7 +68,7 @@ def bench_nulls(
             return _try_seeds(style, Path(work), base, backend)
 
     def tell(key: str, case: Figures) -> None:
-        note(f"{case['kind']}, {case['style']}: {'; '.join(case['learns'])}")
+        echo(f"{case['kind']}, {case['style']}: {'; '.join(case['learns'])}")
 
     cases = list(keep.complete({key: key for key in keys}, measure, tell).values())
     changes = [change for case in cases for change in case.get("changes", ())]

@@ -223,7 +223,7 @@ def test_the_gate_benchmark_tries_every_kind_and_keeps_its_results(tmp_path: Pat
                 backend="fake",
                 seed=0,
                 keep=keep,
-                note=said.append,
+                echo=said.append,
                 progress=lambda s, d: None,
             ),
             said,
