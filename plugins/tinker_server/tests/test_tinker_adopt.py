@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tinker_makers import BASE, TinkerServer, datum
+from tinker_makers import BASE, TinkerServer, datum, declare_entry_points
 
 from personalpeft import Runtime, plugins
 from personalpeft.base_models.chat_template import render_chat
@@ -27,12 +25,7 @@ ANSWER = "Ahoy, and welcome aboard!"
 @pytest.fixture
 def server(start: Start, monkeypatch: pytest.MonkeyPatch) -> TinkerServer:
     """A server on a home of the test's own, and the commands that pyproject.toml declares."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
-    declared = project["project"]["entry-points"][plugins.COMMANDS]
-    entries = [EntryPoint(name, value, plugins.COMMANDS) for name, value in declared.items()]
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [each for each in entries if each.group == group]
-    )
+    declare_entry_points(monkeypatch, plugins.COMMANDS)
     opened = start()
     monkeypatch.setenv("PERSONALPEFT_HOME", str(opened.runtime.settings.home))
     monkeypatch.setenv("PERSONALPEFT_BASE", BASE)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tinker_makers import TEXT, CallFailed, Run, TinkerServer, datum, tensor, tokens
+from tinker_makers import TEXT, CallFailed, Run, TinkerServer, datum, kl_datum, tokens
 
 from personalpeft_tinker_server.database import count_user_data
 
@@ -63,7 +63,7 @@ def test_the_server_erases_the_files_and_calls_of_a_forgotten_user(
     if restarted:
         server = start()
     else:
-        server.extension.service.run_maintenance()
+        server.maintain()
     assert trace not in _bytes_of(server)
     assert list((server.runtime.settings.home / "tinker" / "files").iterdir()) == []
 
@@ -109,12 +109,7 @@ def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
     client = session.client
     loaded, distilled, free = session.run(), session.run(), session.run()
     loaded.call("load_weights", path=layer, optimizer=False)
-    item = {
-        "student_input": tokens(TEXT[:5]),
-        "reference_input": tokens(TEXT[:5]),
-        "target_tokens": tensor(TEXT[5:9], "int64"),
-        "weights": tensor([1.0] * 4),
-    }
+    item = kl_datum(TEXT[:5], TEXT[:5], TEXT[5:9])
     distilled.call("mint/forward_backward_reverse_kl", reference_model_path=layer, data=[item])
     distilled.step()
     free.train(1)
@@ -137,7 +132,7 @@ def test_what_another_owner_trained_from_a_forgotten_layer_is_erased(
         server = start()
         client = server.client(token=client.secret)
     else:
-        server.extension.service.run_maintenance()
+        server.maintain()
     assert [each["tinker_path"] for each in client.get("checkpoints")["checkpoints"]] == [kept]
     client.post("retrieve_future", {"request_id": sample}, status=410)
     assert count["checkpoints"] == 1 + len(copies)

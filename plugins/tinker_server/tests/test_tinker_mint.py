@@ -15,6 +15,8 @@ from tinker_makers import (
     Session,
     TinkerServer,
     checkpoint_route,
+    kl_datum,
+    open_peft,
     tensor,
     tokens,
 )
@@ -23,14 +25,8 @@ COMPLETION = list(b"over the lazy dog")
 STUDENT, TEACHER = TEXT[:8], list(b"be terse: ") + TEXT[:8]
 
 
-def kl_datum(**changes: Any) -> dict[str, Any]:
-    return {
-        "student_input": tokens(STUDENT),
-        "reference_input": tokens(TEACHER),
-        "target_tokens": tensor(COMPLETION, "int64"),
-        "weights": tensor([1.0] * len(COMPLETION)),
-        **changes,
-    }
+def answer_datum(**changes: Any) -> dict[str, Any]:
+    return kl_datum(STUDENT, TEACHER, COMPLETION, **changes)
 
 
 def reverse_kl(run: Run, reference: str, data: list[Any], **more: Any) -> Any:
@@ -51,8 +47,6 @@ def test_steps_have_the_losses_of_peft_and_adamw(
     server: TinkerServer, tmp_path: Path, temperature: float
 ) -> None:
     import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     session = server.session()
     reference, run = teacher_of(session), session.run(rank=8)
@@ -60,8 +54,8 @@ def test_steps_have_the_losses_of_peft_and_adamw(
     start = archive(run.save("start", "save_weights_for_sampler"), tmp_path / "student")
     weights = [0.5, 2.0, *[1.0] * (len(COMPLETION) - 3), 0.0]
     data = [
-        kl_datum(weights=tensor(weights)),
-        kl_datum(target_tokens=tensor(COMPLETION[::-1], "int64")),
+        answer_datum(weights=tensor(weights)),
+        answer_datum(target_tokens=tensor(COMPLETION[::-1], "int64")),
     ]
     ours = []
     for _ in range(6):
@@ -73,19 +67,12 @@ def test_steps_have_the_losses_of_peft_and_adamw(
         )
         run.step(1e-2)
 
-    def open_model(folder: Path) -> Any:
-        base = AutoModelForCausalLM.from_pretrained(
-            server.runtime.base().folder, dtype=torch.float32
-        )
-        return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
-
     def distribution(model: Any, prompt: list[int], completion: list[int]) -> Any:
         logits = model(torch.tensor([[*prompt, *completion[:-1]]])).logits[0]
         return torch.log_softmax(logits[len(prompt) - 1 :] / temperature, -1)
 
-    student, teacher = open_model(start), open_model(archive(reference, tmp_path / "teacher"))
-    trained = [p for p in student.parameters() if p.requires_grad]
-    adam = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.0)
+    student, adam = open_peft(server, start, 1e-2, 0.0)
+    teacher, _ = open_peft(server, archive(reference, tmp_path / "teacher"), 0.0, 0.0)
     theirs = []
     for _ in range(6):
         losses = []
@@ -104,10 +91,10 @@ def test_steps_have_the_losses_of_peft_and_adamw(
 
 def test_the_base_may_be_the_reference(server: TinkerServer) -> None:
     run = server.session().run()
-    same = kl_datum(reference_input=tokens(STUDENT))
+    same = answer_datum(reference_input=tokens(STUDENT))
     answer = reverse_kl(run, "tiny-random", [same])
     assert answer["metrics"]["loss:mean"] == pytest.approx(0, abs=1e-6)
-    assert reverse_kl(run, "tiny-random", [kl_datum()])["metrics"]["loss:mean"] > 1e-3
+    assert reverse_kl(run, "tiny-random", [answer_datum()])["metrics"]["loss:mean"] > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -123,7 +110,7 @@ def test_a_datum_that_does_not_fit_is_named(
 ) -> None:
     run = server.session().run()
     with pytest.raises(CallFailed, match=problem):
-        reverse_kl(run, "tiny-random", [kl_datum(**changes)])
+        reverse_kl(run, "tiny-random", [answer_datum(**changes)])
 
 
 def test_a_run_continues_after_a_restart_though_the_reference_was_deleted(
@@ -134,7 +121,7 @@ def test_a_run_continues_after_a_restart_though_the_reference_was_deleted(
     reference = teacher_of(session)
     runs = [session.run() for _ in range(2)]
     for run in runs:
-        reverse_kl(run, reference, [kl_datum()])
+        reverse_kl(run, reference, [answer_datum()])
         run.step()
     undisturbed, run = runs
     expected = undisturbed.train(2)

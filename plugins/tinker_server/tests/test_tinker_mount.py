@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from tinker_makers import BASE, Client, TinkerServer, open_server, tensor, tokens
+from tinker_makers import BASE, Client, TinkerServer, declare_entry_points, kl_datum, open_server
 
 import personalpeft
 from personalpeft import plugins
@@ -17,12 +15,7 @@ from personalpeft_tinker_server.service import Options
 
 
 def test_the_entry_point_opens_the_routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
-    declared = project["project"]["entry-points"][plugins.HTTP]
-    entries = [EntryPoint(name, value, plugins.HTTP) for name, value in declared.items()]
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [each for each in entries if each.group == group]
-    )
+    declare_entry_points(monkeypatch, plugins.HTTP)
     with personalpeft.open(tmp_path / "home", base=BASE, backend="torch") as runtime:
         extension = runtime.http_extension("tinker", security.plugin_host())
         app = make_app(runtime, more=[extension.blueprint])
@@ -45,13 +38,8 @@ def test_aliases_are_further_names_of_the_base(tmp_path: Path) -> None:
         session.client.result(made["request_id"])
         info = session.client.post("get_info", {"model_id": made["model_id"]})
         assert info["model_data"]["model_name"] == "org/Two"
-        item = {
-            "student_input": tokens([1, 2]),
-            "reference_input": tokens([1, 2]),
-            "target_tokens": tensor([3], "int64"),
-            "weights": tensor([1.0]),
-        }
-        body = {"model_id": made["model_id"], "seq_id": 1, "data": [item]}
+        data = [kl_datum([1, 2], [1, 2], [3])]
+        body = {"model_id": made["model_id"], "seq_id": 1, "data": data}
         call = session.client.post(
             "mint/forward_backward_reverse_kl", {**body, "reference_model_path": "org/Two"}
         )

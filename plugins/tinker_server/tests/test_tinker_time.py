@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tinker_makers import (
     BASE,
+    FB,
     TEXT,
     CallFailed,
     MovedClock,
@@ -15,7 +16,7 @@ from tinker_makers import (
     datum,
     loss_of,
     open_server,
-    passed,
+    refused,
 )
 
 from personalpeft.backends.torch.training.session import TorchSession
@@ -23,7 +24,6 @@ from personalpeft_tinker_server import service
 from personalpeft_tinker_server.executor import STORE_SECONDS
 
 HOUR = 3600.0
-FB = {"forward_backward_input": passed([datum(TEXT)], "cross_entropy")}
 
 
 @pytest.fixture
@@ -50,12 +50,11 @@ def test_a_call_that_is_posted_again_after_its_result_was_deleted_is_not_execute
     run.step(0.0)
     undisturbed.step(0.0)
     moved.advance(HOUR + 60)
-    client.post("session_heartbeat", {"session_id": run.session.id})
-    timed.extension.service.run_maintenance()
+    run.session.beat()
+    timed.maintain()
     again = run.submit("forward_backward", seq=5, **FB)
-    with pytest.raises(CallFailed, match="past call 5") as failed:
+    with refused("past call 5"):
         client.result(again)
-    assert failed.value.args[1] == "user"
     assert run.train(1) == pytest.approx(expected[3:], rel=1e-6)
 
 
@@ -70,7 +69,7 @@ def test_a_run_outlives_a_suspend_or_a_jump_of_the_clock(
     client = run.session.client
     before = client.result(request)
     moved.wall += days * 24 * HOUR
-    timed.extension.service.run_maintenance()
+    timed.maintain()
     assert client.result(request) == before
     losses += run.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
@@ -84,8 +83,8 @@ def test_a_run_whose_client_is_silent_for_a_day_is_over(
     moved.advance(25 * HOUR)
     # A jump back does not bring it back.
     moved.wall -= 48 * HOUR
-    alive.session.client.post("session_heartbeat", {"session_id": alive.session.id})
-    timed.extension.service.run_maintenance()
+    alive.session.beat()
+    timed.maintain()
     with pytest.raises(CallFailed, match="released"):
         silent.train(1)
     alive.train(1)
@@ -102,19 +101,18 @@ def test_a_run_leaves_memory_a_minute_after_the_last_heartbeat(
     losses = run.train(1)
     closed, close = list[object](), TorchSession.close
     monkeypatch.setattr(TorchSession, "close", lambda each: (closed.append(each), close(each)))
-    beat = {"session_id": run.session.id}
     for _ in range(3):
         moved.advance(50)
-        run.session.client.post("session_heartbeat", beat)
-        timed.extension.service.run_maintenance()
+        run.session.beat()
+        timed.maintain()
     # That of the other client.
     assert len(closed) == 1
     losses += run.train(1)
     moved.advance(61)
-    timed.extension.service.run_maintenance()
+    timed.maintain()
     assert len(closed) == 2
     # A heartbeat or a call brings it back.
-    run.session.client.post("session_heartbeat", beat)
+    run.session.beat()
     losses += run.train(1)
     assert losses == pytest.approx(expected, rel=1e-6)
 
@@ -126,12 +124,12 @@ def test_weights_go_when_their_time_has_passed(timed: TinkerServer, moved: Moved
     client = run.session.client
     client.post("unload_model", {"model_id": run.id})
     moved.advance(3590)
-    timed.extension.service.run_maintenance()
+    timed.maintain()
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
     moved.advance(11)
     client.post("weights_info", {"tinker_path": path}, status=404)
     assert client.get("checkpoints")["checkpoints"] == []
-    timed.extension.service.run_maintenance()
+    timed.maintain()
     folder = timed.runtime.settings.home / "tinker" / "files"
     assert list(folder.iterdir()) == []
 
@@ -146,11 +144,11 @@ def test_weights_without_a_name_are_kept_as_long_as_their_client_is_there(
     (listed,) = client.get("checkpoints")["checkpoints"]
     for _ in range(3):
         moved.advance(0.7 * HOUR)
-        client.post("session_heartbeat", {"session_id": session.id})
-        timed.extension.service.run_maintenance()
+        session.beat()
+        timed.maintain()
     assert session.sample(sampler, TEXT[:4])["sequences"]
     moved.advance(1.1 * HOUR)
-    timed.extension.service.run_maintenance()
+    timed.maintain()
     with pytest.raises(CallFailed, match="no weights"):
         session.sample(sampler, TEXT[:4])
     client.post("weights_info", {"tinker_path": listed["tinker_path"]}, status=404)
@@ -174,8 +172,8 @@ def test_runs_without_calls_make_room_for_others_and_go_on(
     assert session.client.ask("POST", "create_model", body).status_code == 429
     for _ in range(6):
         moved.advance(61)
-        session.client.post("session_heartbeat", {"session_id": session.id})
-        timed.extension.service.run_maintenance()
+        session.beat()
+        timed.maintain()
     session.run()
     # The second has a call that waits, so it still counts.
     body["model_seq_id"] = 3
@@ -201,14 +199,13 @@ def test_calls_that_wait_for_a_missing_number_end_with_a_text_that_names_it(
     moved.advance(500)
     ids.append(run.submit("forward_backward", missing + 3, **FB))
     run.seq = missing + 3
-    client.post("session_heartbeat", {"session_id": run.session.id})
-    timed.extension.service.run_maintenance()
+    run.session.beat()
+    timed.maintain()
     assert len(timed.extension.service.futures.queued(in_runs=True)) == 3
     moved.advance(120)
     for request in ids:
-        with pytest.raises(CallFailed, match=f"Call {missing} of the run did not arrive") as failed:
+        with refused(f"Call {missing} of the run did not arrive"):
             client.result(request)
-        assert failed.value.args[1] == "user"
     run.train(1)
     late = run.submit("optim_step", missing, adam_params={})
     with pytest.raises(CallFailed, match="came too late"):
@@ -224,7 +221,7 @@ def test_a_missing_number_may_still_come_after_a_restart(
         later = run.submit("optim_step", run.seq + 2, adam_params={})
     moved.advance(HOUR)
     with open_server(tmp_path / "home", clock=clock) as opened:
-        opened.extension.service.run_maintenance()
+        opened.maintain()
         run = run.on(opened)
         run.forward_backward([datum(TEXT)])
         assert run.session.client.result(later)["metrics"]

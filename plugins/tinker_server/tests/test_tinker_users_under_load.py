@@ -22,9 +22,9 @@ from tinker_makers import (
     TinkerServer,
     checkpoint_route,
     datum,
+    kl_datum,
     logprobs_of,
     passed,
-    tensor,
     tokens,
 )
 
@@ -228,13 +228,8 @@ def _requests(session: str, request: str, own_run: Run) -> Iterator[Request]:
     yield "PUT", f"{checkpoint}/ttl", {"ttl_seconds": 1}
     yield "DELETE", f"{checkpoint}/publish", None
     yield "DELETE", checkpoint, None
-    data = passed([datum(TEXT)], "cross_entropy")
-    kl = {
-        "student_input": tokens(PROMPT),
-        "reference_input": tokens(PROMPT),
-        "target_tokens": tensor(TEXT, "int64"),
-        "weights": tensor([1.0] * len(TEXT)),
-    }
+    data = passed([datum(TEXT)])
+    kl = kl_datum(PROMPT, PROMPT, TEXT)
     # The number of a call that was made, and one that was not.
     numbers = [{"seq_id": 0}, {"seq_id": 1}, {"seq_id": 99}]
     posts: dict[str, list[dict[str, Any]]] = {

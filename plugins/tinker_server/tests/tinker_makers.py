@@ -7,17 +7,20 @@ import os
 import tarfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from flask import Flask
 
 import personalpeft
-from personalpeft import Runtime
+from personalpeft import Runtime, plugins
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.settings import Serving
 from personalpeft_app.http import security
@@ -72,6 +75,10 @@ class TinkerServer:
     def session(self, user: str | None = None) -> Session:
         return self.client(user).session()
 
+    def maintain(self) -> None:
+        """Do now what the server does every few seconds."""
+        self.extension.service.run_maintenance()
+
 
 @contextmanager
 def open_server(
@@ -102,6 +109,14 @@ def serving(server: TinkerServer) -> Iterator[str]:
         thread.join(20)
 
 
+def declare_entry_points(monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    """Have the entry points of a group in pyproject.toml found, and no others."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    declared = project["project"]["entry-points"][group].items()
+    entries = {group: [EntryPoint(name, value, group) for name, value in declared]}
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries.get(group, []))
+
+
 def sdk_pythons() -> list[str]:
     """Return the Python programs with an SDK that PERSONALPEFT_TINKER_PYTHONS names."""
     named = os.environ.get(PYTHONS, "").split(os.pathsep)
@@ -111,6 +126,14 @@ def sdk_pythons() -> list[str]:
 
 class CallFailed(Exception):
     """A call that ended with an error: its text and category."""
+
+
+@contextmanager
+def refused(problem: str) -> Iterator[None]:
+    """Expect that a call ends as the client's mistake, whose text has the problem."""
+    with pytest.raises(CallFailed, match=problem) as failed:
+        yield
+    assert failed.value.args[1] == "user"
 
 
 @dataclass
@@ -182,6 +205,9 @@ class Session:
     runs: int = 0
     samplers: int = 0
 
+    def beat(self) -> None:
+        self.client.post("session_heartbeat", {"session_id": self.id})
+
     def run(self, rank: int = 4, seed: int = 1, **lora: Any) -> Run:
         body = {
             "session_id": self.id,
@@ -226,7 +252,7 @@ class Run:
 
     session: Session
     id: str
-    seq: int = field(default=0)
+    seq: int = 0
 
     def on(self, server: TinkerServer) -> Run:
         """Return this run for its client on a server that was started again."""
@@ -270,8 +296,8 @@ class Run:
         return path
 
 
-def peft_losses(server: TinkerServer, folder: Path) -> list[float]:
-    """Return the losses of the fifty steps in PEFT with AdamW, from the adapter in a folder."""
+def open_peft(server: TinkerServer, folder: Path, rate: float, decay: float) -> tuple[Any, Any]:
+    """Return the model of PEFT with the adapter in a folder, and AdamW of the API for it."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -279,8 +305,16 @@ def peft_losses(server: TinkerServer, folder: Path) -> list[float]:
     base = AutoModelForCausalLM.from_pretrained(server.runtime.base().folder, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
     trained = [p for p in model.parameters() if p.requires_grad]
-    rate, decay = FIFTY_STEPS["learning_rate"], FIFTY_STEPS["weight_decay"]
     adam = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), eps=1e-12, weight_decay=decay)
+    return model, adam
+
+
+def peft_losses(server: TinkerServer, folder: Path) -> list[float]:
+    """Return the losses of the fifty steps in PEFT with AdamW, from the adapter in a folder."""
+    import torch
+
+    rate, decay = FIFTY_STEPS["learning_rate"], FIFTY_STEPS["weight_decay"]
+    model, adam = open_peft(server, folder, rate, decay)
     losses = []
     for batch in FIFTY_BATCHES:
         total = torch.zeros(())
@@ -290,7 +324,7 @@ def peft_losses(server: TinkerServer, folder: Path) -> list[float]:
                 logits, torch.tensor(text[1:]), reduction="sum"
             )
         total.backward()
-        torch.nn.utils.clip_grad_norm_(trained, FIFTY_STEPS["grad_clip_norm"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), FIFTY_STEPS["grad_clip_norm"])
         adam.step()
         adam.zero_grad()
         losses.append(float(total.detach()))
@@ -327,8 +361,25 @@ def datum(
     }
 
 
-def passed(data: Sequence[Any], loss: str, **config: float) -> dict[str, Any]:
+def kl_datum(
+    student: Sequence[int], reference: Sequence[int], targets: Sequence[int], **changes: Any
+) -> dict[str, Any]:
+    """Return a datum of the reverse KL, with the weight 1 everywhere."""
+    return {
+        "student_input": tokens(student),
+        "reference_input": tokens(reference),
+        "target_tokens": tensor(targets, "int64"),
+        "weights": tensor([1.0] * len(targets)),
+        **changes,
+    }
+
+
+def passed(data: Sequence[Any], loss: str = "cross_entropy", **config: float) -> dict[str, Any]:
     return {"data": list(data), "loss_fn": loss, "loss_fn_config": config or None}
+
+
+FB = {"forward_backward_input": passed([datum(TEXT)])}
+"""The body of a pass."""
 
 
 def loss_of(output: Any) -> float:
