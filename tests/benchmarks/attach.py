@@ -7,15 +7,14 @@ copies it to the slot. Loading from host memory only copies the staged stack.
 
 from __future__ import annotations
 
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks import baselines
 from benchmarks.figures import alternate, medians, ranges, ratio, spread
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import load_users
 from personalpeft.backends.base import StagedStack
 from personalpeft.types import Stack
@@ -36,10 +35,10 @@ def bench_attach(
     """
     with (
         load_users(base_name, _ADAPTERS, echo=echo) as loaded,
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
+        temporary_folder() as work,
     ):
         backend = loaded.engine.backend
-        folders = [loaded.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
+        folders = [loaded.peft_folder(number, work) for number in range(_ADAPTERS)]
         stacks = [loaded.stack(number) for number in range(_ADAPTERS)]
         echo("loading the peer")
         peft = baselines.load_with_adapters(loaded.runtime.model_folder(), folders[:1])

@@ -7,7 +7,6 @@ tokens for each parameter.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,6 +16,7 @@ from typing import Any
 import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.facts import facts
+from benchmarks.homes import temporary_folder, temporary_home
 from benchmarks.learn_course import chat_all
 from benchmarks.result_cache import Figures, ResultCache
 from benchmarks.sweep import general
@@ -55,7 +55,7 @@ def bench_capacity(
     ``rank`` is the default.
     """
     card = find_card(base)
-    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
+    with temporary_home(base) as runtime:
         projections = runtime.base().architecture.projections
 
     def recipe(**changes: int) -> TrainingConfig:
@@ -74,10 +74,7 @@ def bench_capacity(
     def measure(run: _Run, before: float) -> Figures:
         echo(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
         if not known:
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                personalpeft.open(folder, base) as runtime,
-            ):
+            with temporary_home(base) as runtime:
                 known.extend(general(runtime.user(_USER), layers=[]))
         return _measured(run, card, known, base=base)
 
@@ -100,9 +97,9 @@ def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -
     """
     told = facts(run.facts, run.recipe.seed)
     learning = {**card.learning, _LAYER: run.recipe.model_dump(mode="json")}
-    with tempfile.TemporaryDirectory() as folder:
-        changed = write_card(card, Path(folder) / "card.toml", learning=learning)
-        with personalpeft.open(Path(folder) / "home", changed) as runtime:
+    with temporary_folder() as folder:
+        changed = write_card(card, folder / "card.toml", learning=learning)
+        with personalpeft.open(folder / "home", changed) as runtime:
             user = runtime.user(_USER)
             for fact in told:
                 user.remember(fact.text, questions=fact.questions, answer=fact.answer)

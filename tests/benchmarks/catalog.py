@@ -15,7 +15,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ import personalpeft
 from benchmarks import child_environment
 from benchmarks.bulk import NewRevision, add_revisions
 from benchmarks.figures import percentile
+from benchmarks.homes import temporary_folder
 from benchmarks.peak import peak_mb
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
@@ -54,8 +54,8 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> dict
     the page cache. It is None where that is impossible.
     """
     base, few = fake_base(), max(1, users // 100)
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
-        home = Path(folder) / "home"
+    with temporary_folder() as folder:
+        home = folder / "home"
 
         def build(first: int, end: int) -> tuple[float, float]:
             began = time.perf_counter()

@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from backend_makers import random_stack
 from gguf import GGMLQuantizationType as BlockFormat
 from random_models import SHAPES, make_gguf_base, unpack_base
 
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import both_samplings
 from benchmarks.result import describe_measurement
 from personalpeft.backends.base import Continuation, SessionSpec, TrainingBackend
@@ -142,8 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     shape = SHAPES[options.shape]
     card = next(each for each in all_cards() if each.name.startswith(options.shape))
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
-        work = Path(folder)
+    with temporary_folder() as work:
         # Before it is searched: the interpreter remembers folders that are missing.
         (work / "gguf").mkdir()
         sys.path.insert(0, str(work / "gguf"))

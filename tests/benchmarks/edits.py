@@ -6,12 +6,11 @@ follows, and ten unseen prompts are answered.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import personalpeft
 from benchmarks.edit_styles import SETS, EditStyle
+from benchmarks.homes import temporary_home
 from benchmarks.learn_course import chat_all
 from benchmarks.personas import mentions, pools
 from benchmarks.result_cache import Figures, ResultCache, make_key
@@ -70,10 +69,7 @@ def measure_style(style: EditStyle, *, seed: int, base: str, backend: str) -> Fi
     ``general`` still are.
     """
     unseen = [case.prompt for case in style.unseen]
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, base, backend) as runtime,
-    ):
+    with temporary_home(base, backend) as runtime:
         user = runtime.user("editor")
         knew = known_general(user)
         before = chat_all(user, unseen, style.tokens)

@@ -8,7 +8,6 @@ nothing. Commit: one durable fact. Open: the home alone, without a model; once w
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 
 import personalpeft
 from benchmarks.figures import alternate, medians, ranges, ratio, spread
+from benchmarks.homes import temporary_folder
 from personalpeft import Runtime, User
 from personalpeft.clock import SYSTEM
 from personalpeft.settings import KeySettings
@@ -35,11 +35,7 @@ def bench_encryption(
     ``ratios`` are those of the encrypted home to the plain one, within a repetition. ``spread`` has
     the least and the most.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
-        ExitStack() as open_ones,
-    ):
-        folder = Path(work)
+    with temporary_folder() as folder, ExitStack() as open_ones:
         keys = KeySettings(folder / "keys", _PASSPHRASE)
         os.environ["PERSONALPEFT_KEYS"] = str(keys.folder)
         runtimes = {}

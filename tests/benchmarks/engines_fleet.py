@@ -6,7 +6,6 @@ Replicas find stacks by name, and requests should reach the replica that has the
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from benchmarks.engine_comparison import first_token
 from benchmarks.engines_vllm import REQUESTS, STACKS, prepared, rate
 from benchmarks.figures import alternate, ratio, spread
 from benchmarks.fleet import Fleet, example, fleets
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import load_users
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.settings import VllmServer
@@ -50,7 +50,7 @@ def bench_fleet(
     # Each replica gets what it would have on a machine of its own.
     threads = max(1, (os.cpu_count() or 1) // max(_REPLICAS.values()))
     with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        work = stack.enter_context(temporary_folder())
         base = prepared(base_name, work)
         started = stack.enter_context(
             fleets(

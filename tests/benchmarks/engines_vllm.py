@@ -6,7 +6,6 @@ throughput of sixteen requests against direct ones.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from benchmarks.engine_comparison import (
     read_greedy_tokens,
 )
 from benchmarks.figures import alternate, ratio, spread
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import RANK, LoadedUsers, load_users, question
 from personalpeft.backends.base import Continuation
 from personalpeft.base_models.resolve import unpacked_folder
@@ -53,13 +53,13 @@ def bench_vllm(
         ServingFailed: The server does not work.
     """
     users = STACKS + repetitions * _UNSEEN
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
-        base = prepared(base_name, Path(work))
+    with temporary_folder() as work:
+        base = prepared(base_name, work)
         with (
             vllm.run_server(
                 python,
                 unpacked_folder(base),
-                Path(work) / "vllm.log",
+                work / "vllm.log",
                 # One slot more than there are stacks, for rows on the bare base.
                 slots=STACKS + 1,
                 rank=RANK,

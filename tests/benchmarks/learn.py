@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import personalpeft
+from benchmarks.homes import temporary_home
 from benchmarks.learn_batches import BAD, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import (
     WAYS,
@@ -109,10 +108,7 @@ def _measured(
     course: Course, person: Persona, echo: Callable[[str], None], progress: Progress
 ) -> Figures:
     """One person's course."""
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, course.base, course.backend) as runtime,
-    ):
+    with temporary_home(course.base, course.backend) as runtime:
         runtime.engine()
         user = runtime.user(person.name)
         sampler = UserSampler(user)

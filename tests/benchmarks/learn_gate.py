@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import random
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import personalpeft
+from benchmarks.homes import temporary_folder
 from benchmarks.learn_batches import BAD, GOOD, Batch, batches, describe_outcomes, record_and_learn
 from benchmarks.learn_course import edits, facts_of, learn, tell
 from benchmarks.personas import Persona, load_personas, pools
@@ -55,7 +55,7 @@ def bench_gate(
         for place, each in enumerate((*batches(BAD), *batches(GOOD)))
     }
     with ExitStack() as ends:
-        work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        work = ends.enter_context(temporary_folder())
         pasts: dict[str, Path] = {}
 
         def measure(batch: Batch, before: float) -> Figures:

@@ -11,7 +11,6 @@ Results are cached at once, so that an interrupted run resumes.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -22,6 +21,7 @@ from typing import Any
 import personalpeft
 from benchmarks.cards import write_card
 from benchmarks.edit_styles import EditStyle, load_styles
+from benchmarks.homes import temporary_folder
 from benchmarks.result_cache import Figures, ResultCache
 from personalpeft import Runtime
 from personalpeft.base_models.registry import find_card
@@ -62,10 +62,10 @@ def bench_nulls(
         style = styles[int(place) % len(styles)]
         progress(f"{kind}: {style.name}", before)
         rng = random.Random(f"{seed} {key}")
-        with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
+        with temporary_folder() as work:
             if kind == SHUFFLED:
-                return _try_shuffled(style, Path(work), base, backend, rng)
-            return _try_seeds(style, Path(work), base, backend)
+                return _try_shuffled(style, work, base, backend, rng)
+            return _try_seeds(style, work, base, backend)
 
     def tell(key: str, case: Figures) -> None:
         echo(f"{case['kind']}, {case['style']}: {'; '.join(case['learns'])}")

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import personalpeft
 from benchmarks import child_environment
+from benchmarks.homes import temporary_home
 from benchmarks.peak import peak_mb
 from benchmarks.personas import load_personas, pools
 from personalpeft.errors import ServingFailed
@@ -37,10 +36,7 @@ def compare_joint_and_sequential(users: int, base: str, backend: str) -> Mapping
 def learned(way: str, users: int, base: str, backend: str) -> dict[str, Any]:
     """Run one variant in this process, and return its seconds, peak memory and verdicts by user."""
     everyday, known = pools().everyday, list(load_personas().values())
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, base, backend) as runtime,
-    ):
+    with temporary_home(base, backend) as runtime:
         names = [f"user-{number}" for number in range(users)]
         for number, name in enumerate(names):
             habit, first = known[number % len(known)].habit, number * 3

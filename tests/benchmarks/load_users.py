@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-import personalpeft
 from benchmarks.bulk import NewRevision, add_revisions
+from benchmarks.homes import temporary_home
 from personalpeft import Runtime
 from personalpeft.adapters.compose import compose, in_half
 from personalpeft.adapters.formats.packed import pack
@@ -112,19 +111,19 @@ def load_users(
 
     A user takes about 5 MB with the default base. ``server`` is for the vLLM backend.
     """
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
-        home = Path(folder) / "home"
-        with (
-            personalpeft.open(home, base_name, backend, serving=serving, vllm=server) as runtime,
-            open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
-        ):
-            base = runtime.base()
-            echo(f"making {users} users")
-            builds = (build(base, name(number), number) for number in range(users))
-            add_revisions(store, builds, batch_size=_BATCH)
-            echo("loading the model")
-            runtime.engine()
-            yield LoadedUsers(runtime, store, users)
+    with (
+        temporary_home(base_name, backend, serving=serving, vllm=server) as runtime,
+        open_store(
+            runtime.settings.home, now=lambda: datetime.now(UTC), entropy=os.urandom
+        ) as store,
+    ):
+        base = runtime.base()
+        echo(f"making {users} users")
+        builds = (build(base, name(number), number) for number in range(users))
+        add_revisions(store, builds, batch_size=_BATCH)
+        echo("loading the model")
+        runtime.engine()
+        yield LoadedUsers(runtime, store, users)
 
 
 def name(number: int) -> str:

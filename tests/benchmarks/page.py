@@ -8,16 +8,15 @@ the process that also drives the browser.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import personalpeft
 from benchmarks.figures import spread
+from benchmarks.homes import temporary_home
 from benchmarks.server import serving
-from personalpeft import Runtime
+from personalpeft import DEFAULT_BASE, Runtime
 from personalpeft.errors import MissingPackage
 from personalpeft_app.http.api_v1.blueprint import ApiV1
 from personalpeft_app.web import page as web
@@ -52,11 +51,7 @@ def bench_page(*, repetitions: int, echo: Callable[[str], None]) -> dict[str, An
         name: [] for name in ("least", "cold paint", "warm paint", "cold ready", "warm ready")
     }
     size = 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _serving(Path(folder)) as link,
-        sync_playwright() as playwright,
-    ):
+    with _serving() as link, sync_playwright() as playwright:
         browser = browser_of(playwright)
         for repetition in range(1, repetitions + 1):
             context = browser.new_context()
@@ -106,10 +101,10 @@ def browser_of(playwright: Any) -> Any:
 
 
 @contextmanager
-def _serving(folder: Path) -> Iterator[str]:
+def _serving() -> Iterator[str]:
     """Serve a home with some turns, and return the sign-in link."""
     with (
-        personalpeft.open(folder / "home", backend="fake") as runtime,
+        temporary_home(DEFAULT_BASE, "fake") as runtime,
         closing(ApiV1(runtime)) as api,
         serving(runtime, api.blueprint, web.blueprint(), owner="ada") as (host, port, secret),
     ):

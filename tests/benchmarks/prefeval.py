@@ -16,7 +16,6 @@ Options are scored without an end of turn, each by itself. The caller names a fo
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import personalpeft
+from benchmarks.homes import temporary_folder
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.clock import SYSTEM
 from personalpeft.errors import InvalidInput
@@ -62,7 +62,7 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
     """
     topics = _topics(folder)
     with ExitStack() as ends:
-        home = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        home = ends.enter_context(temporary_folder())
         runtime = ends.enter_context(
             personalpeft.open(home / "model", base, backend, progress=progress)
         )

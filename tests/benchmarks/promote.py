@@ -10,7 +10,6 @@ generates a token. Both start with the adapter in memory and the base loaded.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 from benchmarks import baselines
 from benchmarks.figures import alternate, medians, percentile, ranges, ratio, spread
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import (
     LoadedUsers,
     both_samplings,
@@ -46,7 +46,7 @@ def bench_promote(
     """
     with (
         load_users(base_name, _OTHERS + 1, echo=echo) as loaded,
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
+        temporary_folder() as work,
     ):
         seeds, rounds = count(loaded.users), count()
         middle: dict[str, list[float]] = {}
@@ -81,12 +81,10 @@ def bench_promote(
         figures |= middle
 
         echo("handing over")
-        adapter = loaded.peft_folder(0, Path(work))
+        adapter = loaded.peft_folder(0, work)
         turns: dict[str, Callable[[int], float]] = {
             "adapter_handoff": lambda repetition: _adapter_handoff(loaded, next(seeds), repetition),
-            "merged_handoff": lambda repetition: _merged_handoff(
-                loaded, adapter, Path(work), repetition
-            ),
+            "merged_handoff": lambda repetition: _merged_handoff(loaded, adapter, work, repetition),
         }
         for run in turns.values():
             run(0)

@@ -6,14 +6,13 @@ replies to one long prompt read it once; of sixteen users each reads it. The tor
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import personalpeft
 from benchmarks.figures import alternate, medians, ranges, ratio, spread
+from benchmarks.homes import temporary_home
 
 TOGETHER = 16
 _CHATS = 6
@@ -35,10 +34,7 @@ def bench_prompts(
 
     ``spread`` has the least and the most of the repetitions.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, base_name, "torch") as runtime,
-    ):
+    with temporary_home(base_name, "torch") as runtime:
 
         def first_tokens(repetition: int, *, known: bool) -> float:
             """Return the milliseconds of a first token, the mean of some chats."""

@@ -6,12 +6,11 @@ anew on the other base, and both stacks are asked the same held-out questions. N
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import personalpeft
 from benchmarks.edit_styles import EditStyle
+from benchmarks.homes import temporary_home
 from benchmarks.learn_course import chat_all
 from personalpeft.base_models.registry import find_card
 
@@ -40,10 +39,7 @@ def measure_move(base: str, to: str, style: EditStyle, backend: str) -> dict[str
     ``after`` are the mean log-probs in nats a byte. ``leakage`` is the AUC of membership inference
     on the other base.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, base, backend) as runtime,
-    ):
+    with temporary_home(base, backend) as runtime:
         user = runtime.user("mover")
         prompts = [case.prompt for case in style.lessons]
         for case, reply in zip(style.lessons, chat_all(user, prompts, style.tokens), strict=True):

@@ -9,17 +9,16 @@ advantage.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import baselines, vllm
 from benchmarks.figures import alternate, medians, ranges, ratio, spread
+from benchmarks.homes import temporary_folder
 from benchmarks.load_users import (
     RANK,
     LoadedUsers,
@@ -80,7 +79,7 @@ def bench_serve(
     python = vllm.python_with_vllm() if with_vllm else None
     with ExitStack() as ends:
         loaded = ends.enter_context(load_users(base_name, ROWS, echo=echo))
-        work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        work = ends.enter_context(temporary_folder())
         folders = [loaded.peft_folder(number, work) for number in range(ROWS)]
         own = _BackendDriver(loaded)
         server = None

@@ -10,20 +10,18 @@ from __future__ import annotations
 import http.client
 import json
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from flask import Blueprint
 
-import personalpeft
 from benchmarks.figures import alternate, ratio, spread
+from benchmarks.homes import temporary_home
 from personalpeft import Runtime
 from personalpeft_app.http.concurrency import limiter_of
 from personalpeft_app.http.server import make_app
@@ -50,8 +48,7 @@ def bench_server(
     times while these run.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
-        personalpeft.open(Path(folder) / "home", base, backend) as runtime,
+        temporary_home(base, backend) as runtime,
         serving(runtime) as address,
         ProcessPoolExecutor(1, get_context("spawn")) as outside,
     ):

@@ -9,13 +9,13 @@ demonstration and no practice task is among them.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import personalpeft
+from benchmarks.homes import temporary_home
 from personalpeft import LearnReport, User
 from personalpeft.learning.rl.rollouts import PASS_THRESHOLD, is_eval_task
 from personalpeft.learning.train.config import RLConfig
@@ -48,7 +48,7 @@ def bench_skill(
     """
     gym = ReasoningGym(family)
     shown, asked = _drawn(gym, unseen)
-    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+    with temporary_home(base, backend) as runtime:
         user = runtime.user(_USER)
         runtime.engine()
         card = runtime.base().card

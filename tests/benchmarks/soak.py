@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-import personalpeft
+from benchmarks.homes import temporary_home
 from personalpeft import NothingToLearn, Runtime
 from personalpeft.types import Progress
 
@@ -32,10 +30,7 @@ def bench_soak(base: str, *, backend: str, minutes: float, progress: Progress) -
     """
     process, turns, learns = psutil.Process(), 0, 0
     samples: list[tuple[float, int, int]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
-        personalpeft.open(Path(folder, "home"), base=base, backend=backend) as runtime,
-    ):
+    with temporary_home(base, backend) as runtime:
         began = time.monotonic()
         rounds = _rounds(runtime)
         while (spent := time.monotonic() - began) < 60 * minutes or len(samples) < _LEAST_ROUNDS:

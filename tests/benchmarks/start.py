@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import medians, ranges, spread
+from benchmarks.homes import temporary_folder
 
 _COMMAND = (sys.executable, "-m", "personalpeft_app")
 _FACTS = {"plain": (), "with a fact": ("I have two cats and live in Lisbon.",)}
@@ -25,19 +25,19 @@ _QUESTION = "How many cats do I have?"
 def bench_start(base_name: str, *, repetitions: int, echo: Callable[[str], None]) -> dict[str, Any]:
     """Run the command with and without a fact, alternately; ``spread`` has the least and most."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in _FACTS}
-    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
+    with temporary_folder() as work:
         for name, facts in _FACTS.items():
             for fact in facts:
                 subprocess.run(
                     [*_COMMAND, "remember", fact],
-                    env=_environment(base_name, Path(work, name)),
+                    env=_environment(base_name, work / name),
                     check=True,
                     capture_output=True,
                 )
-            _ask(base_name, Path(work, name))
+            _ask(base_name, work / name)
         for repetition in range(1, repetitions + 1):
             for name, found in runs.items():
-                found.append(_ask(base_name, Path(work, name)))
+                found.append(_ask(base_name, work / name))
                 echo(f"{repetition}: {name}, {found[-1][0]:.2f} s")
     first = {name: spread([seconds for seconds, _ in found]) for name, found in runs.items()}
     cpu = {name: spread([seconds for _, seconds in found]) for name, found in runs.items()}

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
-import personalpeft
 from benchmarks.figures import medians, ranges, ratio, spread
+from benchmarks.homes import temporary_home
 from benchmarks.server import GREEDY, serving
 from personalpeft.settings import Serving
 from personalpeft_app.http.api_v1.blueprint import ApiV1
@@ -42,8 +40,7 @@ def bench_streams(
     """
     limits = Serving(max_batch=STREAMS) if backend == "fake" else Serving()
     with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
-        personalpeft.open(Path(folder) / "home", base_name, backend, serving=limits) as runtime,
+        temporary_home(base_name, backend, serving=limits) as runtime,
         closing(ApiV1(runtime)) as api,
         serving(runtime, api.blueprint) as (_, port, secret),
         ProcessPoolExecutor(1, get_context("spawn")) as outside,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import personalpeft
+from benchmarks.homes import temporary_folder, temporary_home
 from benchmarks.peak import peak_mb
 from benchmarks.styles import GENERAL, LESSONS, UNSEEN, Style
 from personalpeft import User
@@ -28,7 +28,7 @@ _USER = "bench"
 
 def ask_base(*, base: str, backend: str) -> tuple[list[str], list[str]]:
     """Return the bare base's answers to the unseen and the general questions."""
-    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+    with temporary_home(base, backend) as runtime:
         return _ask_all(runtime.user(_USER))
 
 
@@ -47,7 +47,7 @@ def run_style(
     right, ``facts_kept`` stay right. The probes are the gate's. ``kl`` is in nats a token.
     """
     base_unseen, base_general = base_answers
-    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+    with temporary_home(base, backend) as runtime:
         user = runtime.user(_USER)
         runtime.engine()
         for prompt, answer in LESSONS:
@@ -128,8 +128,8 @@ def bench_style(
     echo("asking the bare base")
     before = ask_base(base=base, backend=backend)
     results = [run_style(style, before, base=base, backend=backend, echo=echo) for style in styles]
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder) / "home"
+    with temporary_folder() as folder:
+        home = folder / "home"
         echo("timing the first token")
         plain = first_token_seconds(home, base)
         with personalpeft.open(home, base) as runtime:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import personalpeft
 from benchmarks.edit_styles import select_styles
 from benchmarks.edits import known_general
+from benchmarks.homes import temporary_home
 from benchmarks.learn_course import chat_all
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft import Reply, User
@@ -91,10 +90,7 @@ def measure_user(name: str, *, ratings: int, seed: int, base: str, backend: str)
     """
     likes, prompts = PREFERENCES[name], _prompts(seed)
     unseen, rated = prompts[:_UNSEEN], prompts[_UNSEEN : _UNSEEN + ratings]
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        personalpeft.open(home, base, backend) as runtime,
-    ):
+    with temporary_home(base, backend) as runtime:
         user = runtime.user("rater")
         knew, before = known_general(user), _sample(user, unseen, seed)
         thumbs = [(reply, likes(reply)) for reply in _sample(user, rated, seed)]

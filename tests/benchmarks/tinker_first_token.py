@@ -11,14 +11,13 @@ import argparse
 import json
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import percentile
+from benchmarks.homes import temporary_folder
 from benchmarks.tinker_server import API, Client, datum, serving
 
 _PROMPT = 16
@@ -28,10 +27,7 @@ _BETWEEN = 0.05
 
 def measure(base: str, runs: int, tokens: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Return percentiles of both kinds of first token, and their ratios."""
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        serving(base, Path(home)) as (port, secret, _),
-    ):
+    with temporary_folder() as home, serving(base, home) as (port, secret, _):
         client, rng = Client(port, secret), random.Random(1)
         client.post("/api/v1/users/ada", {}, "PUT")
         session, name = client.open_session()

@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.homes import temporary_folder
 from benchmarks.tinker_server import API, Client, datum, serving
 
 
 def measure(base: str, runs: int, tokens: int, rank: int, rounds: int, seconds: float) -> Any:
     """Return the tokens a second and the peak MB of one run and of all, and their ratios."""
-    with (
-        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
-        serving(base, Path(home)) as (port, secret, server),
-    ):
+    with temporary_folder() as home, serving(base, home) as (port, secret, server):
         client, rng = Client(port, secret), random.Random(1)
         session, name = client.open_session()
         steps = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import click
 
-import personalpeft
+from benchmarks.homes import temporary_home
 from personalpeft import User
 from personalpeft.learning.data.general_prompts import QuestionBank
 from personalpeft.memory.embedder import MiniLM
@@ -140,10 +139,7 @@ def run(split: str, base: str, temperature: float | None, *, learn: bool) -> Non
     bank = QuestionBank(MiniLM())
     for teller in suite["people"]:
         distant = find_distant(teller, bank)
-        with (
-            tempfile.TemporaryDirectory() as home,
-            personalpeft.open(home, base, backend="torch") as runtime,
-        ):
+        with temporary_home(base, "torch") as runtime:
             user = runtime.user(teller["name"].lower())
             for fact in teller["facts"]:
                 if fact.get("stated") and not learn:
