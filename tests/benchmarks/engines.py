@@ -13,14 +13,13 @@ For llama.cpp it measures:
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import child_environment
 from benchmarks.engine_comparison import (
     FIXED,
     agreement,
@@ -90,18 +89,11 @@ def bench_engines(
         }
         rates = alternate(contestants, repetitions, echo)
         agreed = _agreement(loaded, base_name, echo)
+        same, resident = [stacks[0]] * _SWITCHES, stacks[1:] * (_SWITCHES // 2)
         first = alternate(
             {
-                "same": lambda n: percentile(
-                    [first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)], 50
-                ),
-                "resident": lambda n: percentile(
-                    [
-                        first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i)
-                        for i in range(_SWITCHES)
-                    ],
-                    50,
-                ),
+                "same": lambda n: _median_first(engine, same, n * 100),
+                "resident": lambda n: _median_first(engine, resident, n * 100 + 50),
             },
             repetitions,
             echo,
@@ -155,6 +147,11 @@ def _rate(engine: Engine, stack: Stack, repetition: int, sampling: Sampling) -> 
     return (len(times) - 1) / (times[-1] - times[0])
 
 
+def _median_first(engine: Engine, stacks: Sequence[Stack], number: int) -> float:
+    """Return the median of ``first_token`` over requests for some stacks."""
+    return percentile([first_token(engine, each, number + i) for i, each in enumerate(stacks)], 50)
+
+
 def _after(engine: Engine, before: Stack, stack: Stack, repetition: int) -> float:
     """Return the median of ``first_token`` after a request for another stack."""
     times = []
@@ -193,7 +190,7 @@ def _memory(loaded: LoadedUsers, base_name: str) -> tuple[int | None, int, bool]
     done = subprocess.run(
         [sys.executable, "-c", _CHAT, home, base_name, name(0), str(_REPLY)],
         input=_filling(loaded, most - _REPLY),
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=child_environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal, TypeAlias
 
-from benchmarks.learn_course import Example, chat_all, learn
+from benchmarks.learn_course import Example, chat_all, give, learn
 from benchmarks.personas import Fact, Habit, Persona, load_personas, pools
 from personalpeft import User
-from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import LearnReport
 
 How: TypeAlias = Literal["edit", "prefer", "teach", "fact"]
@@ -91,11 +90,7 @@ def record_acts(user: User, acts: Sequence[FeedbackAct]) -> None:
             case "fact":
                 user.remember(act.about, questions=[act.prompt, *act.more], answer=act.text)
             case _:
-                reply = next(replies)
-                try:
-                    user.feedback(reply, **{act.how: act.text}, **source)
-                except InvalidInput:
-                    user.feedback(reply, rating=1, **source)
+                give(user, next(replies), **{act.how: act.text}, **source)
 
 
 def record_and_learn(user: User, acts: Sequence[FeedbackAct]) -> tuple[bool, Sequence[LearnReport]]:

@@ -250,7 +250,7 @@ def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
     for reply, (_, text) in zip(
         chat_all(user, [p for p, _ in wanted], _REPLY), wanted, strict=True
     ):
-        _correct(user, reply, text)
+        give(user, reply, edit=text)
     return wanted
 
 
@@ -285,10 +285,7 @@ def _mixed(user: User, pairs: Sequence[Example], person: Persona) -> list[Exampl
     for reply, (_, text) in zip(
         chat_all(user, [p for p, _ in preferred], _REPLY), preferred, strict=True
     ):
-        try:
-            user.feedback(reply, prefer=text)
-        except InvalidInput:
-            user.feedback(reply, rating=1)
+        give(user, reply, prefer=text)
     for reply, (prompt, answer) in zip(
         chat_all(user, [p for p, _ in pairs[7:9]], LONG), pairs[7:9], strict=True
     ):
@@ -297,19 +294,20 @@ def _mixed(user: User, pairs: Sequence[Example], person: Persona) -> list[Exampl
             wanted.append((prompt, reply.text))
         else:
             wanted.append((prompt, habit.apply(prompt, answer)))
-            _correct(user, reply, wanted[-1][1])
+            give(user, reply, edit=wanted[-1][1])
     shown = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs[9:11]]
     for prompt, text in shown:
         user.teach(prompt, text)
     return [*wanted, *preferred, *shown]
 
 
-def _correct(user: User, reply: Reply, text: str) -> None:
+def give(user: User, reply: Reply, **feedback: str) -> None:
+    """Give feedback on a reply; a thumbs up where the reply already equals the wanted answer."""
     try:
-        user.feedback(reply, edit=text)
+        user.feedback(reply, **feedback)
     except InvalidInput:
-        # The reply already equals the wanted answer, so it cannot be edited to that.
-        user.feedback(reply, rating=1)
+        source = {name: text for name, text in feedback.items() if name == "source"}
+        user.feedback(reply, rating=1, **source)
 
 
 def _learned(user: User, report: LearnReport) -> dict[str, Any]:

@@ -19,12 +19,6 @@ os.environ.update(
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cache of the session's own, unless the caller named one."""
-    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="session")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file with the seconds of a step in a worker; without it steps take no time."""

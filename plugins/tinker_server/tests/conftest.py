@@ -1,8 +1,7 @@
-"""Isolated folders for the tests, and servers on the tiny base."""
+"""Servers on the tiny base."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,13 +10,6 @@ import pytest
 from tinker_makers import TinkerServer, open_server, serving
 
 from personalpeft.memory.embedder import HashEmbedder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cache of the session's own, unless the caller named one."""
-    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(scope="module", autouse=True)

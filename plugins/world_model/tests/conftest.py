@@ -1,8 +1,7 @@
-"""Isolated folders, real recordings of TextWorld, and a tiny base that learns fast."""
+"""A tiny base, and a home on it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -17,13 +16,6 @@ TABLES = """
 [gate]
 max_kl = 100
 """
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cache of the session's own, unless the caller named one."""
-    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(scope="module", autouse=True)
