@@ -184,6 +184,8 @@ def trace(path: TracedPath) -> list[Call]:
                     continue
                 with recording(path) as calls:
                     path.act(runtime)
+    if not calls:
+        raise SystemExit(f"nothing was traced, since {personalpeft.__file__} is not in {PACKAGE}")
     return calls
 
 

@@ -144,5 +144,5 @@ def _figures(kind: str, style: EditStyle, reports: Sequence[LearnReport]) -> Fig
         "ran": len(reports),
         "live": len(live),
         "for_good": sum(not report.probation for report in live),
-        "learns": [f"{report.verdict}: {report.reason}" for report in reports],
+        "learns": [f"{report.outcome}: {report.reason}" for report in reports],
     }

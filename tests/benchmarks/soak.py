@@ -34,7 +34,7 @@ def bench_soak(base: str, *, backend: str, minutes: float, progress: Progress) -
         began = time.monotonic()
         rounds = _rounds(runtime)
         while (spent := time.monotonic() - began) < 60 * minutes or len(samples) < _LEAST_ROUNDS:
-            progress("Soaking", min(1.0, spent / (60 * minutes)))
+            progress("Soaking", min(1.0, spent / (60 * minutes)) if minutes else 1.0)
             turns_now, learned = next(rounds)
             turns, learns = turns + turns_now, learns + learned
             gc.collect()

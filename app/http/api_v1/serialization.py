@@ -55,6 +55,7 @@ def from_query(kind: Any, texts: Mapping[str, str]) -> Any:
     return from_json(kind, values, "The query")
 
 
+@cache
 def query_properties(kind: Any) -> Mapping[str, Any]:
     """Return the JSON Schema of each field of a query, without null: an address has none."""
     schema = adapter(kind).json_schema(schema_generator=_JsonSchema)

@@ -22,6 +22,7 @@ from runtime_makers import correct, greedy, open_runtime, quick_card
 from personalpeft import file_system, host
 from personalpeft.diagnostics import run_checks
 from personalpeft.errors import Busy
+from personalpeft.memory.languages import find_language
 from personalpeft_app.cli import cli
 
 
@@ -31,6 +32,8 @@ def other_system(
 ) -> Iterator[str]:
     """Take away what the system of that name lacks, and no other part of the process sees it."""
     name = str(request.param)
+    # Its model is read through a temporary file, for which Python looked for O_TMPFILE long ago.
+    find_language("What is this?")
     monkeypatch.setattr(host, "sys", SimpleNamespace(platform=name))
     for module in (host, file_system):
         monkeypatch.setattr(module, "Path", lambda path: Path(f"{tmp_path}/absent{path}"))
