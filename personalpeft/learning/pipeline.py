@@ -365,6 +365,7 @@ class TrainingPipeline:
     def _control(self, progress: Callable[[float], None]) -> LoopControl:
         timer, seconds = self.services.clock.timer, self.options.seconds
         return LoopControl(
+            timer=timer,
             progress=progress,
             cancelled=self.options.cancelled,
             paused=self.options.paused,

@@ -35,7 +35,27 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 
 _CPU = torch.device("cpu")
 # Row counts to try. No others are used: a library may compute each one in its own way.
-_TRIED = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 37, 48, 64, 80, 96, 128, 160, 192, 256)
+_TRIED = (
+    *range(1, 9),
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    28,
+    32,
+    37,
+    48,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    256,
+    *range(288, 513, 32),
+)
 # Rows of products this wide (a vocabulary) cost more, so fewer are tried and used.
 _WIDE, _MOST_WIDE_ROWS = 16384, 128
 # Reading the weights costs about as much as this many rows (AMX: 14.7 ms for 2, 29 for 128).
@@ -44,7 +64,7 @@ _CALL_COST_ROWS = 128
 _TYPICAL_ROWS = (1, 16, 256)
 # Largest difference of a correct product from float32, relative to its largest value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-_FORMAT = 2
+_FORMAT = 3
 
 _Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 

@@ -21,6 +21,7 @@ from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
 from personalpeft.learning.learner import MAX_CONCURRENT_USERS
 from personalpeft.learning.outcomes import ReasonCode
+from personalpeft.learning.train import loop
 from personalpeft.store.error_mapping import sqlite3
 
 PEOPLE = ("ada", "bo", "cy")
@@ -149,6 +150,8 @@ def test_full_disk_of_one_user_stops_no_other(
         save(self, user, layer, data)
 
     monkeypatch.setattr(type(store), "save_checkpoint", full_for_bo)
+    # Each step has a checkpoint, as where steps are slow.
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     reports = runtime.learn_many(PEOPLE)
     assert [report.error for report in reports] == ["", "HomeError", ""]
     assert [report.live for report in reports] == [True, False, True]
@@ -179,6 +182,7 @@ def _break_evaluation(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 
 def _break_saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     _fails_for_bo(patch, type(runtime._services.store), "save_checkpoint", lambda user, *more: user)
 
 

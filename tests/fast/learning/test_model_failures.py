@@ -12,6 +12,7 @@ from runtime_makers import ask, correct, home_contents, open_runtime
 from test_practice import SOON, RecordingVerifier, passes_half
 
 from personalpeft import Runtime, ServingFailed, User
+from personalpeft.learning.train import loop
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes."
 
@@ -81,6 +82,8 @@ def test_learn_resumes_after_a_failure_to_the_same_bytes(
     break_backend: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Each step has a checkpoint, as where steps are slow.
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     break_backend("advance", MemoryError(), after=5)
     with pytest.raises(ServingFailed) as raised:
         ada.learn()

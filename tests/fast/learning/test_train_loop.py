@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
 from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import (
+    CHECKPOINT_SECONDS,
     CheckpointStore,
     LoopControl,
     TrainJob,
@@ -43,7 +45,9 @@ def never() -> bool:
 
 
 def loop_control(**asked: Any) -> LoopControl:
+    # Time flies, so that each step is due for a checkpoint.
     quiet: dict[str, Any] = {
+        "timer": itertools.count(0, CHECKPOINT_SECONDS).__next__,
         "progress": lambda done: None,
         "cancelled": never,
         "paused": never,
@@ -222,6 +226,20 @@ def test_no_step_begins_before_the_one_before_the_last_is_saved(fake: Backend) -
     )
     train({"ada": job}, recorded, loop_control())
     assert len(when_saved) == len(steps_taken) == STEPS
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, STEPS - 1])
+def test_quick_steps_share_a_checkpoint_and_a_kill_costs_no_more(backend: Backend, at: int) -> None:
+    build, shared = InterruptedBuild(backend), 3
+
+    def timer() -> float:
+        return len(build.steps_taken) * CHECKPOINT_SECONDS / shared
+
+    with pytest.raises(Killed):
+        build.run(kill_before=at, timer=timer)
+    assert len(build.saves) == at // shared
+    assert build.run(timer=timer).is_complete
+    assert build.steps_taken == [*range(at), *range(at - at % shared, STEPS)]
 
 
 def test_build_with_a_budget_of_one_step_finishes(backend: Backend, uninterrupted: bytes) -> None:
