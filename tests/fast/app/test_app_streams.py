@@ -12,6 +12,8 @@ import sys
 import pytest
 from app_makers import Shell, read_to_end, wait_for
 
+import personalpeft
+
 ANSI = re.compile(r"\x1b")
 
 
@@ -149,10 +151,13 @@ def test_ctrl_c_ends_a_reply_and_records_its_beginning(shell: Shell) -> None:
 def test_ctrl_c_stops_a_learn_which_resumes_from_there(corrected: Shell) -> None:
     process = corrected.spawn("learn", slowly=0.1)
     session = corrected.home / "sessions" / "ada" / "style.session"
-    wait_for(session.exists, "saving a session")
+    with personalpeft.open(corrected.home, backend="fake") as runtime:
+        ada = runtime.user("ada")
+        wait_for(lambda: (status := ada.training_status()) and status.step > 1, "two steps")
     process.send_signal(signal.SIGINT)
     out, errors = read_to_end(process)
     assert process.returncode == 130, errors
+    assert session.exists()
     assert out == ""
     assert "Traceback" not in errors
     assert corrected.run("verify").exit_code == 0
