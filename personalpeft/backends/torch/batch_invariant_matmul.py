@@ -34,28 +34,10 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""
 
 _CPU = torch.device("cpu")
-# Row counts to try. No others are used: a library may compute each one in its own way.
-_TRIED = (
-    *range(1, 9),
-    10,
-    12,
-    14,
-    16,
-    20,
-    24,
-    28,
-    32,
-    37,
-    48,
-    64,
-    80,
-    96,
-    128,
-    160,
-    192,
-    256,
-    *range(288, 513, 32),
-)
+# Row counts to try. No others are used: a library may compute each one in its own way. Up to 384, so
+# that a training pass is one product; more would make the trial of a slow processor longer.
+_SMALL = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 37, 48, 64, 80, 96, 128, 160, 192, 256)
+_TRIED = (*_SMALL, *range(288, 385, 32))
 # Rows of products this wide (a vocabulary) cost more, so fewer are tried and used.
 _WIDE, _MOST_WIDE_ROWS = 16384, 128
 # Reading the weights costs about as much as this many rows (AMX: 14.7 ms for 2, 29 for 128).
