@@ -32,7 +32,7 @@ from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import contains_phrase, split_tokens, split_words
-from personalpeft.types import Sampling, canonical_digest
+from personalpeft.types import Message, Sampling, canonical_digest
 
 MAX_REPLY_TOKENS = 24
 """Limit of a reply to a general prompt."""
@@ -180,15 +180,20 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
     The file name is a digest of everything that decides the base's completions.
     """
     english, backend = load_general_prompts(), engine.backend
+    base = backend.base
     name = canonical_digest(
-        [BUILD_FORMAT, backend.base.digest, backend.name, backend.description, english.digest]
+        [
+            *(BUILD_FORMAT, base.digest, backend.name, backend.description, english.digest),
+            # The card's own system prompt and stop tokens are not part of the base's digest.
+            *(backend.render([Message("user", "")]), list(base.card.stop_tokens)),
+        ]
     )
     return CompletionCache(
         engine,
         load_general_prompts(prompt_languages()).replied_to,
         BASE_SAMPLING,
         folder / "spoken" / f"{name[:32]}.json",
-        load_base_replies().get(backend.base.digest, {}),
+        load_base_replies().get(base.digest, {}),
     )
 
 

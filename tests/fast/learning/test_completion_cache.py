@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from example_counts import all_cases
-from runtime_makers import ask, correct, open_runtime
+from runtime_makers import ask, correct, open_runtime, quick_card
 
 from personalpeft import Runtime
 from personalpeft.engine.engine import Engine
@@ -66,6 +66,21 @@ def test_next_process_reuses_completions_of_the_base_and_builds_the_same(
     asked.clear()
     assert learn_in(tmp_path / "two") == first
     assert asked == []
+
+
+def test_card_with_another_system_prompt_has_completions_of_its_own(
+    tmp_path: Path, cache: Path, asked: list[str]
+) -> None:
+    card, other = quick_card(tmp_path), tmp_path / "other.toml"
+    other.write_text(f'system_prompt = "Be brief."\n{card.read_text()}')
+    bases = set()
+    for number, each in enumerate((card, other)):
+        asked.clear()
+        with open_runtime(tmp_path / str(number), each) as runtime:
+            _learn(runtime)
+            bases.add(runtime.user("ada").stack().base)
+        assert asked
+    assert len(bases) == 1
 
 
 def test_completions_of_a_stack_are_not_cached(
