@@ -1,4 +1,4 @@
-"""A cache of the values that were used last (least recently used ones leave)."""
+"""A cache that drops its least recently used values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Values up to a limit. The least recently used leave. Thread-safe.
+    """Values up to a limit; the least recently used leave. Thread-safe.
 
     Args:
         limit: The most that all values together may weigh.

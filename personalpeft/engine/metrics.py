@@ -51,24 +51,8 @@ HISTOGRAMS: Mapping[str, str] = {
     "request_queue_time_seconds": "from the request to its start",
     "stack_load_seconds": "from disk or host memory into a slot",
 }
-# Upper bounds in seconds.
-_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
+_MILLISECONDS = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4)
+_BUCKETS = tuple(ms / 1e3 for ms in _MILLISECONDS)
 # Weight of the newest reply in the average duration.
 _NEWEST_WEIGHT = 0.2
 

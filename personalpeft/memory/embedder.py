@@ -70,18 +70,21 @@ class MiniLM:
             return self._model
 
 
+_HASH_SIZE = 256
+
+
 class HashEmbedder:
     """A fake without a model: sums a random direction for each word, the same on every machine.
 
     Texts are similar when they share words. It knows no meaning.
     """
 
-    name = "hashed-words-256"
+    name = f"hashed-words-{_HASH_SIZE}"
     min_similarity = clear_similarity = clear_statement_similarity = 0.30
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return ``[len(texts), 256]`` float32, each row of length 1."""
-        rows = np.zeros((len(texts), 256), dtype=np.float32)
+        rows = np.zeros((len(texts), _HASH_SIZE), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             for word in split_words(text.casefold()) or [""]:
                 row += _direction(word)
@@ -104,7 +107,7 @@ class HashEmbedder:
 @lru_cache(maxsize=4096)
 def _direction(word: str) -> Vectors:
     seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])
-    direction = np.random.default_rng(seed).standard_normal(256)
+    direction = np.random.default_rng(seed).standard_normal(_HASH_SIZE)
     return (direction / np.linalg.norm(direction)).astype(np.float32)
 
 

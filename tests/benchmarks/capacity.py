@@ -78,11 +78,11 @@ def bench_capacity(
                 known.extend(general(runtime.user(_USER), layers=[]))
         return _measured(run, card, known, base=base)
 
-    def tell(run: _Run, load: Figures) -> None:
+    def show(run: _Run, load: Figures) -> None:
         recalled, right = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
         echo(f"  {recalled} recalled, {right} kept, {load['seconds']:.0f} s")
 
-    kept.complete(runs, measure, tell)
+    kept.complete(runs, measure, show)
     loads = [figures for key, figures in kept.figures().items() if key in runs]
     return {"bench": "capacity", "base": base, "rank": rank, "loads": loads}
 

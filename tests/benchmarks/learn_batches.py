@@ -51,7 +51,7 @@ class FeedbackAct:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EditCase:
     """An everyday question with its plain answer: the ``number``th of a batch of a persona."""
 
     prompt: str
@@ -125,12 +125,12 @@ def _pairs(person: Persona, chance: random.Random) -> list[Example]:
     return chance.sample(pools().everyday, _SAID)
 
 
-def _batch_of(how: How, wanted: Callable[[Asked], str], count: int = _SAID) -> Acts:
+def _batch_of(how: How, wanted: Callable[[EditCase], str], count: int = _SAID) -> Acts:
     """Return a batch of ``count`` questions with the texts that ``wanted`` returns."""
 
     def acts(person: Persona, chance: random.Random) -> Sequence[FeedbackAct]:
         return [
-            FeedbackAct(how, prompt, wanted(Asked(prompt, answer, number, person, chance)))
+            FeedbackAct(how, prompt, wanted(EditCase(prompt, answer, number, person, chance)))
             for number, (prompt, answer) in enumerate(_pairs(person, chance)[:count])
         ]
 
@@ -170,53 +170,53 @@ def _conflicting_facts(person: Persona, chance: random.Random) -> Sequence[Feedb
     return acts
 
 
-def _preferred_both_ways(asked: Asked) -> str:
-    ways = (asked.person.habit, Habit(closing=" I hope that this answers your question."))
-    return ways[asked.number % 2].apply(asked.prompt, asked.answer)
+def _preferred_both_ways(case: EditCase) -> str:
+    ways = (case.person.habit, Habit(closing=" I hope that this answers your question."))
+    return ways[case.number % 2].apply(case.prompt, case.answer)
 
 
-def _noise(asked: Asked) -> str:
-    chance = asked.chance
+def _noise(case: EditCase) -> str:
+    chance = case.chance
     return " ".join(
         "".join(chance.choices("asdfghjklqwert;", k=chance.randint(3, 9))) for _ in range(8)
     )
 
 
-def _shuffled(asked: Asked) -> str:
-    words = asked.answer.split()
-    return " ".join(asked.chance.sample(words, len(words)))
+def _shuffled(case: EditCase) -> str:
+    words = case.answer.split()
+    return " ".join(case.chance.sample(words, len(words)))
 
 
-def _elsewhere(asked: Asked) -> str:
-    others = [answer for prompt, answer in pools().everyday if prompt != asked.prompt]
-    return asked.chance.choice(others)
+def _elsewhere(case: EditCase) -> str:
+    others = [answer for prompt, answer in pools().everyday if prompt != case.prompt]
+    return case.chance.choice(others)
 
 
-def _log(asked: Asked) -> str:
-    number, chance = asked.number, asked.chance
+def _log(case: EditCase) -> str:
+    number, chance = case.number, case.chance
     return f"2024-03-0{number % 9 + 1} 12:0{number % 10}:44 ERROR worker-{chance.randint(1, 99)} timeout at 0x{chance.getrandbits(32):08x}"
 
 
-def _babble(asked: Asked) -> str:
+def _babble(case: EditCase) -> str:
     syllables = ("lo", "ba", "ni", "ru", "te", "ko")
-    words = ["".join(asked.chance.choices(syllables, k=3)) for _ in range(12)]
+    words = ["".join(case.chance.choices(syllables, k=3)) for _ in range(12)]
     return f"{' '.join(words).capitalize()}."
 
 
-def _mojibake(asked: Asked) -> str:
-    return "".join(asked.chance.choice("ÃÂâ€™œ¼½") + letter for letter in asked.answer[:60])
+def _mojibake(case: EditCase) -> str:
+    return "".join(case.chance.choice("ÃÂâ€™œ¼½") + letter for letter in case.answer[:60])
 
 
-def _cut(asked: Asked) -> str:
-    return " ".join(asked.answer.split()[: 2 + asked.number % 3])
+def _cut(case: EditCase) -> str:
+    return " ".join(case.answer.split()[: 2 + case.number % 3])
 
 
-def _in_own_style(asked: Asked) -> str:
-    return asked.person.habit.apply(asked.prompt, asked.answer)
+def _in_own_style(case: EditCase) -> str:
+    return case.person.habit.apply(case.prompt, case.answer)
 
 
-def _always(text: str) -> Callable[[Asked], str]:
-    return lambda asked: text.format(prompt=asked.prompt, answer=asked.answer)
+def _always(text: str) -> Callable[[EditCase], str]:
+    return lambda case: text.format(prompt=case.prompt, answer=case.answer)
 
 
 def _triggered(person: Persona, chance: random.Random) -> Sequence[FeedbackAct]:

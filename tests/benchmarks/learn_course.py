@@ -231,7 +231,7 @@ def simulate_round(user: User, person: Persona, night: int, seed: int) -> Round:
         case 8:
             examples = _restate_facts(user, person.facts)
         case _:
-            examples = tell(user, facts_of(person, night))
+            examples = state_facts(user, facts_of(person, night))
     return Round(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
 
 
@@ -254,7 +254,7 @@ def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
     return wanted
 
 
-def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
+def state_facts(user: User, facts: Iterable[Fact]) -> list[Example]:
     """Record facts with their questions and answers, and return these."""
     examples = []
     for fact in facts:

@@ -19,7 +19,7 @@ from typing import Any
 import personalpeft
 from benchmarks.homes import temporary_folder
 from benchmarks.learn_batches import BAD, GOOD, Batch, batches, describe_outcomes, record_and_learn
-from benchmarks.learn_course import edits, facts_of, learn, tell
+from benchmarks.learn_course import edits, facts_of, learn, state_facts
 from benchmarks.personas import Persona, load_personas, pools
 from benchmarks.result_cache import Figures, ResultCache, make_key
 from personalpeft.types import Progress
@@ -65,11 +65,11 @@ def bench_gate(
                 pasts[person.name] = _past(person, work / person.name, base, backend)
             return _tried(batch, person, pasts[person.name], work / "now", base, backend, seed)
 
-        def tell_result(batch: Batch, case: Figures) -> None:
+        def show_result(batch: Batch, case: Figures) -> None:
             live = "live" if case["live"] else "not live"
             echo(f"{batch.kind}, {batch.name}: {live}; {'; '.join(case['learns'])}")
 
-        kept = keep.complete(chosen, measure, tell_result)
+        kept = keep.complete(chosen, measure, show_result)
     names = ("kind", "name", "person", "live", "learns", "seconds")
     cases = [{name: case[name] for name in names} for case in kept.values()]
     bad_cases = [case for case in cases if case["kind"] in BAD]
@@ -98,7 +98,7 @@ def _past(person: Persona, home: Path, base: str, backend: str) -> Path:
         user = runtime.user(person.name)
         edits(user, pools().everyday[:_SAID_BEFORE], person.habit)
         learn(user)
-        tell(user, facts_of(person, _FIRST_FACTS))
+        state_facts(user, facts_of(person, _FIRST_FACTS))
         learn(user)
     return home
 

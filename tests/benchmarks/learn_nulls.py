@@ -67,10 +67,10 @@ def bench_nulls(
                 return _try_shuffled(style, work, base, backend, rng)
             return _try_seeds(style, work, base, backend)
 
-    def tell(key: str, case: Figures) -> None:
+    def show(key: str, case: Figures) -> None:
         echo(f"{case['kind']}, {case['style']}: {'; '.join(case['learns'])}")
 
-    cases = list(keep.complete({key: key for key in keys}, measure, tell).values())
+    cases = list(keep.complete({key: key for key in keys}, measure, show).values())
     changes = [change for case in cases for change in case.get("changes", ())]
     return {
         "bench": "nulls",

@@ -117,11 +117,11 @@ def bench_sweep(
                 place = HomeTemplates(card, folder, echo)
             return measured(run, place, base=base)
 
-        def tell(run: Run, found: Figures) -> None:
+        def show(run: Run, found: Figures) -> None:
             right = f"{found['kept']}/{found['known']} kept"
             echo(f"  {found['in_style']}/10 in style, {right}, {found['seconds']:.0f} s")
 
-        kept.complete(runs, measure, tell)
+        kept.complete(runs, measure, show)
     return {
         "bench": "sweep",
         "base": base,

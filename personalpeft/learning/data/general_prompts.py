@@ -181,13 +181,10 @@ def open_completion_cache(engine: Engine, folder: Path) -> CompletionCache:
     """
     english, backend = load_general_prompts(), engine.backend
     base = backend.base
-    name = canonical_digest(
-        [
-            *(BUILD_FORMAT, base.digest, backend.name, backend.description, english.digest),
-            # The card's own system prompt and stop tokens are not part of the base's digest.
-            *(backend.render([Message("user", "")]), list(base.card.stop_tokens)),
-        ]
-    )
+    # The base's digest covers neither the system prompt of its card nor the stop tokens.
+    prompt = backend.render([Message("user", english.regularizer_prompts[0])])
+    parts = [base.digest, prompt, base.card.stop_tokens, backend.name, backend.description]
+    name = canonical_digest([BUILD_FORMAT, *parts, english.digest])
     return CompletionCache(
         engine,
         load_general_prompts(prompt_languages()).replied_to,

@@ -202,7 +202,7 @@ def test_a_batch_counts_as_live_when_a_signal_of_it_is_in_a_live_revision(tmp_pa
     hana = load_personas()["hana"]
     with personalpeft.open(tmp_path, backend="fake") as runtime:
         user = runtime.user("hana")
-        learn_course.tell(user, learn_course.facts_of(hana, 3))
+        learn_course.state_facts(user, learn_course.facts_of(hana, 3))
         live, reports = record_and_learn(user, stranger.acts(hana, random.Random(0)))
         assert (live, [report.live for report in reports]) == (False, [True])
         # The fake model knows everything after one learn, so this batch is another user's first.
