@@ -27,7 +27,7 @@ from personalpeft.backends.processor import instruction_sets
 from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.items import Memory, fact_texts
-from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.memory.types import Vectors
 from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, canonical_digest, default_scope
 
@@ -41,10 +41,14 @@ _MAX_REGIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class SimilarityRegion:
-    """The prompts of a layer's lessons, ``[n, size]``, and the least similarity that matches."""
+    """The prompts of a layer's lessons, ``[n, size]``, and the least similarity that matches.
+
+    ``are_facts``: whether requests are to ask for one of these facts.
+    """
 
     vectors: Vectors
     threshold: float
+    are_facts: bool = False
 
 
 class AdapterRouter:
@@ -105,7 +109,8 @@ class AdapterRouter:
             )
             attached[layer] = [
                 region is None
-                or self._memory.similarity(region.vectors, messages) >= region.threshold
+                or self._memory.similarity(region.vectors, messages, are_facts=region.are_facts)
+                >= region.threshold
                 for messages in requests
             ]
         return tuple(
@@ -160,12 +165,13 @@ class AdapterRouter:
         vectors, embedder = self._memory.cached_vectors(user, texts), self._memory.embedder
         # Everyday requests touch on the topics of facts. A memory would answer them with a fact.
         are_facts = any(each.kind is SignalKind.FACT for each in lessons if each.id in texts)
-        return calibrate_region(
+        region = calibrate_region(
             list(vectors.values()),
             self.embed_general(self._general_prompts()),
-            embedder,
+            embedder.asking_similarity if are_facts else embedder.similarity,
             embedder.clear_similarity if are_facts else embedder.min_similarity,
         )
+        return replace(region, are_facts=are_facts)
 
     def _prompts(self, signal: Signal) -> list[str]:
         """Return the prompts that a lesson is about."""
@@ -188,24 +194,27 @@ def ancestral_signals(store: Store, user: str, revision: str | None) -> Iterator
 
 
 def calibrate_region(
-    lessons: Sequence[Vectors], general: Vectors, embedder: Embedder, least: float
+    lessons: Sequence[Vectors],
+    general: Vectors,
+    similarity: Callable[[Vectors, Vectors], Vectors],
+    least: float,
 ) -> SimilarityRegion:
     """Return the region of one or more lessons.
 
     Args:
         lessons: ``[k, size]`` for each lesson, its ``k`` prompts.
         general: ``[n, size]``, prompts that belong to no user.
-        embedder: Gives similarities.
+        similarity: Returns ``[requests, texts]``, given the vectors of both.
         least: The least similarity that matches.
     """
     vectors = np.concatenate(lessons)
-    reaches = embedder.similarity(general, vectors).max(axis=1)
+    reaches = similarity(general, vectors).max(axis=1)
     general_reach = float(np.quantile(reaches, _GENERAL_QUANTILE))
     threshold = max(least, general_reach)
     if len(lessons) > 1:
         owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows in lessons])
         nearest_other = [
-            float(embedder.similarity(rows, vectors[owner != number]).max())
+            float(similarity(rows, vectors[owner != number]).max())
             for number, rows in enumerate(lessons)
         ]
         lesson_reach = float(np.quantile(nearest_other, _LESSON_QUANTILE))

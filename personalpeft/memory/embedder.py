@@ -36,8 +36,8 @@ class MiniLM:
     # They keep the recall of English; docs/benchmarks/memory-experiments.md has the figures. The more
     # facts a user has, the more often one is similar by chance, or on the topic of a request.
     min_similarity = 0.04
-    clear_similarity = 0.15
-    clear_statement_similarity = 0.1
+    clear_similarity = 0.08
+    clear_statement_similarity = 0.05
 
     def __init__(self) -> None:
         self._model: SentenceModel | _SentenceTransformerModel | None = None
@@ -54,6 +54,10 @@ class MiniLM:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` similarities, calibrated by language."""
         return load_calibration(self.name).similarity(queries, texts)
+
+    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
+        """Return ``[len(queries), len(facts)]`` similarities, less where a request is impersonal."""
+        return load_calibration(self.name).asking_similarity(queries, facts)
 
     def is_english(self, vector: Vectors) -> bool:
         """Return whether a text is English, by its vector ``[384]``."""
@@ -94,6 +98,10 @@ class HashEmbedder:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` cosines."""
         return queries @ texts.T
+
+    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
+        """Return the same: words alone do not show what is asked for."""
+        return self.similarity(queries, facts)
 
     def is_english(self, vector: Vectors) -> bool:
         """Return True: words have no language here."""

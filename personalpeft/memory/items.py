@@ -217,13 +217,19 @@ class Memory:
         items = PromptItems(chosen_rules, shown, language if demonstrated else None)
         return AugmentedPrompt(items.add_to(messages, system), ids, items.demonstrated)
 
-    def similarity(self, vectors: Vectors, messages: Sequence[Message]) -> float:
+    def similarity(
+        self, vectors: Vectors, messages: Sequence[Message], *, are_facts: bool = False
+    ) -> float:
         """Return the similarity of the request to the nearest row of ``[n, size]`` vectors.
 
-        -1 for messages without a request.
+        -1 for messages without a request. With ``are_facts`` it is the similarity to a request for
+        one of these facts.
         """
         queries = self.embedder.embed(_queries(messages))
-        return float(self._similarities(vectors, queries).max()) if len(queries) else -1.0
+        if not len(queries):
+            return -1.0
+        similarities, clear = self._similarities(vectors, queries)
+        return float((clear if are_facts else similarities).max())
 
     def finds_any(self, user: str, facts: Sequence[Signal], questions: Sequence[str]) -> list[bool]:
         """Return for each question whether one of the facts is relevant to it."""
@@ -300,9 +306,12 @@ class Memory:
             return [], frozenset(), None
         queries = self.embedder.embed(texts)
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
-        similarities = iter(self._similarities(np.concatenate(list(vectors.values())), queries))
-        each = {fact: [float(next(similarities)) for _ in rows] for fact, rows in vectors.items()}
-        nearness = {fact: max(found) for fact, found in each.items()}
+        similarities, clear = self._similarities(np.concatenate(list(vectors.values())), queries)
+        ends = np.cumsum([len(rows) for rows in vectors.values()])[:-1]
+        nearness = {
+            fact: float(rows.max())
+            for fact, rows in zip(vectors, np.split(similarities, ends), strict=True)
+        }
         best = max(nearness, key=lambda fact: nearness[fact])
         least = max(self.embedder.min_similarity, nearness[best] - _MAX_DISTANCE_FROM_NEAREST)
         near = sorted(
@@ -321,8 +330,8 @@ class Memory:
             and nearness[fact.id] >= nearness[best] - _MAX_DISTANCE_OF_VALUES
         }
         # An everyday question is like a stated question by its form, and not like a statement.
-        is_clear = nearness[best] >= self.embedder.clear_similarity or any(
-            found[0] >= self.embedder.clear_statement_similarity for found in each.values()
+        is_clear = clear.max() >= self.embedder.clear_similarity or any(
+            rows[0] >= self.embedder.clear_statement_similarity for rows in np.split(clear, ends)
         )
         return near, values, self._language(texts[0], queries[0]) if is_clear else None
 
@@ -351,12 +360,17 @@ class Memory:
                 return find_language(text)
         return ENGLISH
 
-    def _similarities(self, rows: Vectors, queries: Vectors) -> Vectors:
-        """Return the similarity of each row to a request, ``[len(rows)]``."""
-        found = self.embedder.similarity(queries, rows)
+    def _similarities(self, rows: Vectors, queries: Vectors) -> tuple[Vectors, Vectors]:
+        """Return ``[len(rows)]`` twice: the similarity of a request, and of asking for the row."""
         # The last query has context, or is the first one again.
-        similarities: Vectors = np.maximum(found[0], found[-1] - _CONTEXT_DISCOUNT)
-        return similarities
+        found, clear = (
+            np.maximum(similarities[0], similarities[-1] - _CONTEXT_DISCOUNT)
+            for similarities in (
+                self.embedder.similarity(queries, rows),
+                self.embedder.asking_similarity(queries, rows),
+            )
+        )
+        return found, clear
 
 
 def fact_texts(fact: Signal) -> list[str]:

@@ -34,6 +34,9 @@ class CountingEmbedder:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         return self._inner.similarity(queries, texts)
 
+    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
+        return self._inner.asking_similarity(queries, facts)
+
     def is_english(self, vector: Vectors) -> bool:
         return self._inner.is_english(vector)
 

@@ -63,10 +63,12 @@ def test_unrelated_requests_are_rarely_near_a_memory_of_its_language(language: s
     facts, unrelated = SETS[language]
     lessons = [EMBEDDER.embed([text, question]) for text, question in facts.items()]
     general = EMBEDDER.embed(["Who wrote Hamlet?", "What is 1 + 1?", "What do cows eat?"])
-    region = calibrate_region(lessons, general, EMBEDDER, EMBEDDER.clear_similarity)
+    region = calibrate_region(
+        lessons, general, EMBEDDER.asking_similarity, EMBEDDER.clear_similarity
+    )
 
     def near(requests: Sequence[str]) -> list[bool]:
-        similarities = EMBEDDER.similarity(EMBEDDER.embed(requests), region.vectors)
+        similarities = EMBEDDER.asking_similarity(EMBEDDER.embed(requests), region.vectors)
         return (similarities.max(axis=1) >= region.threshold).tolist()
 
     assert near(list(facts.values())) == [True] * 3
@@ -99,6 +101,28 @@ def test_memory_is_active_for_questions_about_its_facts_and_not_for_everyday_req
         requests = [[Message("user", text)] for text in (*asked, *everyday)]
         active = router.select_each("ada", stack, requests, {"memory": signals})
     assert [bool(each.entries) for each in active] == [True] * 3 + [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("fact", "asks", "on_the_topic"),
+    [
+        (
+            "I play the trumpet.",
+            "What do I take along to my music lesson?",
+            "How do I clean a trumpet?",
+        ),
+        (
+            "Mein Bruder lebt in Köln.",
+            "In welche Stadt fahre ich, um meinen Bruder zu sehen?",
+            "Was kann man in Köln unternehmen?",
+        ),
+    ],
+)
+def test_other_wording_asks_for_a_fact_more_than_a_request_on_its_topic(
+    fact: str, asks: str, on_the_topic: str
+) -> None:
+    found = EMBEDDER.asking_similarity(EMBEDDER.embed([asks, on_the_topic]), EMBEDDER.embed([fact]))
+    assert found[0, 0] > found[1, 0]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +170,9 @@ def test_vectors_of_the_package_are_those_of_its_prompts() -> None:
     vectors = safetensors.numpy.load(
         (folder / f"neutral_prompts.{EMBEDDER.name}.safetensors").read_bytes()
     )
+    personal = [vectors.pop(f"{language}.personal") for language in prompts]
+    assert {weights.shape for weights in personal} == {(EMBEDDER.embed(["Hello."]).shape[1] + 1,)}
+    assert all(np.isfinite(weights).all() for weights in personal)
     english = load_general_prompts().regularizer_prompts
     for language in tuple(prompts):
         others = () if language == "en" else (language,)

@@ -174,7 +174,9 @@ TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(" ".join), min_size
 def test_each_lesson_is_near_its_own_region(lessons: list[str], general: list[str]) -> None:
     embedder = HashEmbedder()
     rows = [embedder.embed([text]) for text in lessons]
-    region = calibrate_region(rows, embedder.embed(general), embedder, embedder.min_similarity)
+    region = calibrate_region(
+        rows, embedder.embed(general), embedder.similarity, embedder.min_similarity
+    )
     assert embedder.min_similarity <= region.threshold < 1
     for row in rows:
         assert (region.vectors @ row[0]).max() >= region.threshold
