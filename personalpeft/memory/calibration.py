@@ -82,11 +82,8 @@ class LanguageCalibration:
 
     def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
         """Return ``[len(queries), len(facts)]``: lower where a request is hardly a personal one."""
-        impersonal = np.maximum(0, 1 - 2 * self.is_personal(queries))
-        asking: Vectors = (
-            self.similarity(queries, facts) - _IMPERSONAL_DISCOUNT * impersonal[:, None]
-        )
-        return asking
+        impersonal = np.maximum(0, 1 - 2 * self.is_personal(queries)).astype(np.float32)
+        return self.similarity(queries, facts) - _IMPERSONAL_DISCOUNT * impersonal[:, None]
 
     def is_personal(self, queries: Vectors) -> Vectors:
         """Return ``[len(queries)]``: the probability that each asks about the user's own life."""
