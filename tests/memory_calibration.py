@@ -41,8 +41,8 @@ def neutral_prompts() -> Mapping[str, Sequence[str]]:
     return tomllib.loads(text)
 
 
-def _own(language: str, texts_of: Callable[[GeneralPrompts], Sequence[str]]) -> Sequence[str]:
-    """Return texts of one language. General prompts of another follow those in English."""
+def _texts_in(language: str, texts_of: Callable[[GeneralPrompts], Sequence[str]]) -> Sequence[str]:
+    """Return general prompts in one language alone: they follow the English ones."""
     if language == "en":
         return texts_of(load_general_prompts())
     english = len(texts_of(load_general_prompts()))
@@ -51,11 +51,11 @@ def _own(language: str, texts_of: Callable[[GeneralPrompts], Sequence[str]]) -> 
 
 def general_questions(language: str) -> Sequence[str]:
     """Return the general questions of the regularizer in one language."""
-    return _own(language, lambda general: general.regularizer_prompts)
+    return _texts_in(language, lambda general: general.regularizer_prompts)
 
 
 def personal_questions(language: str) -> list[str]:
-    """Return questions about the user's own life, each slot filled with somebody or something."""
+    """Return the forms of the question bank in one language. Examples fill their slots."""
     relations = load_relations()
     if language != "en":
         relations = load_relations((language,))[len(relations) :]
@@ -70,9 +70,9 @@ def personal_questions(language: str) -> list[str]:
 def other_requests(language: str) -> list[str]:
     """Return requests that no fact about the user answers."""
     return [
-        *_own(language, lambda general: general.everyday_prompts),
-        *_own(language, lambda general: general.regularizer_prompts),
-        *_own(language, lambda general: [each.question for each in general.probes]),
+        *_texts_in(language, lambda general: general.everyday_prompts),
+        *_texts_in(language, lambda general: general.regularizer_prompts),
+        *_texts_in(language, lambda general: [each.question for each in general.probes]),
     ]
 
 

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from safetensors import SafetensorError
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.lru_cache import LRUCache
+from personalpeft.memory.embedder import asking_similarity
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Vectors
 from personalpeft.store.store import Store
@@ -43,7 +45,7 @@ _MAX_REGIONS = 256
 class SimilarityRegion:
     """The prompts of a layer's lessons, ``[n, size]``, and the least similarity that matches.
 
-    ``are_facts``: whether requests are to ask for one of these facts.
+    ``are_facts``: a request matches if it asks for one of these facts. Their topic is not enough.
     """
 
     vectors: Vectors
@@ -168,7 +170,7 @@ class AdapterRouter:
         region = calibrate_region(
             list(vectors.values()),
             self.embed_general(self._general_prompts()),
-            embedder.asking_similarity if are_facts else embedder.similarity,
+            partial(asking_similarity, embedder) if are_facts else embedder.similarity,
             embedder.clear_similarity if are_facts else embedder.min_similarity,
         )
         return replace(region, are_facts=are_facts)

@@ -31,7 +31,7 @@ QUESTIONS = ".questions"
 PERSONAL = ".personal"
 """Follows the language in the name of the weights that find personal questions."""
 # What is taken from the similarity of a request that surely asks nothing about the user's own life.
-_IMPERSONAL_DISCOUNT = 0.2
+_IMPERSONAL_DISCOUNT = np.float32(0.2)
 _NEIGHBOURS = 3
 # A text is in another language if its mean is nearer than that of English by this much. Of 358
 # English texts six were ("What language is spoken in Spain?"). Nearly all others are by 0.26.
@@ -70,32 +70,31 @@ class LanguageCalibration:
         similarity: Vectors = moved_queries @ moved_texts.T - np.float32(0.5) * common
         return similarity
 
+    def impersonal_discount(self, queries: Vectors) -> Vectors:
+        """Return ``[len(queries)]``: 0 where a request may ask about the user's own life.
+
+        It rises to ``_IMPERSONAL_DISCOUNT`` where the request surely does not.
+        """
+        weights = self._personal[self._languages(queries)]
+        logits = (self.move(queries) * weights[:, :-1]).sum(axis=1) + weights[:, -1]
+        # 1 - 2p, where p is the probability of a personal question.
+        discount: Vectors = _IMPERSONAL_DISCOUNT * np.maximum(0, -np.tanh(logits / 2))
+        return discount
+
     def is_english(self, vector: Vectors) -> bool:
         """Return whether a text is English, by its vector ``[size]``."""
         return bool(self._languages(vector[None])[0] == self._reference)
+
+    def move(self, vectors: Vectors) -> Vectors:
+        """Return vectors moved from the mean of their language to that of English, of length 1."""
+        means = self._means[self._languages(vectors)]
+        return _normalized(vectors - means + self._means[self._reference])
 
     def _languages(self, vectors: Vectors) -> npt.NDArray[np.intp]:
         cosines = vectors @ self._directions.T
         cosines[:, self._reference] += _MIN_LEAD
         nearest: npt.NDArray[np.intp] = cosines.argmax(axis=1)
         return nearest
-
-    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
-        """Return ``[len(queries), len(facts)]``: lower where a request is hardly a personal one."""
-        impersonal = np.maximum(0, 1 - 2 * self.is_personal(queries)).astype(np.float32)
-        return self.similarity(queries, facts) - _IMPERSONAL_DISCOUNT * impersonal[:, None]
-
-    def is_personal(self, queries: Vectors) -> Vectors:
-        """Return ``[len(queries)]``: the probability that each asks about the user's own life."""
-        weights = self._personal[self._languages(queries)]
-        logits = (self.move(queries) * weights[:, :-1]).sum(axis=1) + weights[:, -1]
-        probabilities: Vectors = 1 / (1 + np.exp(-logits))
-        return probabilities
-
-    def move(self, vectors: Vectors) -> Vectors:
-        """Return vectors moved from the mean of their language to that of English, of length 1."""
-        means = self._means[self._languages(vectors)]
-        return _normalized(vectors - means + self._means[self._reference])
 
     def _reach(self, vectors: Vectors) -> Vectors:
         """Return the mean cosine of each vector with its nearest prompts."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from personalpeft.errors import MissingPackage
 from personalpeft.memory.calibration import load_calibration
-from personalpeft.memory.types import Vectors
+from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import split_words
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class MiniLM:
         """Return ``[len(queries), len(texts)]`` similarities, calibrated by language."""
         return load_calibration(self.name).similarity(queries, texts)
 
-    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
-        """Return ``[len(queries), len(facts)]`` similarities, less where a request is impersonal."""
-        return load_calibration(self.name).asking_similarity(queries, facts)
+    def impersonal_discount(self, queries: Vectors) -> Vectors:
+        """Return ``[len(queries)]``: 0 for a question about the user's own life, else up to 0.2."""
+        return load_calibration(self.name).impersonal_discount(queries)
 
     def is_english(self, vector: Vectors) -> bool:
         """Return whether a text is English, by its vector ``[384]``."""
@@ -72,6 +72,14 @@ class MiniLM:
             if self._model is None:
                 self._model = _open_model()
             return self._model
+
+
+def asking_similarity(embedder: Embedder, queries: Vectors, facts: Vectors) -> Vectors:
+    """Return ``[len(queries), len(facts)]``: how clearly each request asks for each fact.
+
+    A request on the topic of a fact ("How do I walk a dog?") is similar to it, and asks for none.
+    """
+    return embedder.similarity(queries, facts) - embedder.impersonal_discount(queries)[:, None]
 
 
 _HASH_SIZE = 256
@@ -99,9 +107,9 @@ class HashEmbedder:
         """Return ``[len(queries), len(texts)]`` cosines."""
         return queries @ texts.T
 
-    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
-        """Return the same: words alone do not show what is asked for."""
-        return self.similarity(queries, facts)
+    def impersonal_discount(self, queries: Vectors) -> Vectors:
+        """Return zeros: words alone do not show what is asked for."""
+        return np.zeros(len(queries), dtype=np.float32)
 
     def is_english(self, vector: Vectors) -> bool:
         """Return True: words have no language here."""

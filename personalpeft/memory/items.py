@@ -39,6 +39,9 @@ _KIND_OF: Mapping[SignalKind, ItemKind] = {SignalKind.COMMENT: "rule", SignalKin
 # changes: the plain threshold found a fact in 24 and 42. One higher by 0.2 found one in 20 and 12.
 _CONTEXT_DISCOUNT = 0.2
 
+# Cosine of two embeddings of one text, up to rounding.
+_SAME_TEXT = 0.9999
+
 # A fact less similar than the nearest by this much is about something else. Measured with MiniLM on
 # 24 facts and 72 questions: as many found the right fact, with less than half as many others.
 _MAX_DISTANCE_FROM_NEAREST = 0.2
@@ -222,14 +225,16 @@ class Memory:
     ) -> float:
         """Return the similarity of the request to the nearest row of ``[n, size]`` vectors.
 
-        -1 for messages without a request. With ``are_facts`` it is the similarity to a request for
-        one of these facts.
+        -1 for messages without a request, and 1 for one in the words of a row. With ``are_facts``
+        it is how clearly one of these facts is asked for.
         """
         queries = self.embedder.embed(_queries(messages))
         if not len(queries):
             return -1.0
-        similarities, clear = self._similarities(vectors, queries)
-        return float((clear if are_facts else similarities).max())
+        if (vectors @ queries[0]).max() >= _SAME_TEXT:
+            return 1.0
+        similarities, asking = self._similarities(vectors, queries)
+        return float((asking if are_facts else similarities).max())
 
     def finds_any(self, user: str, facts: Sequence[Signal], questions: Sequence[str]) -> list[bool]:
         """Return for each question whether one of the facts is relevant to it."""
@@ -306,7 +311,7 @@ class Memory:
             return [], frozenset(), None
         queries = self.embedder.embed(texts)
         vectors = self.cached_vectors(user, {fact.id: fact_texts(fact) for fact in facts})
-        similarities, clear = self._similarities(np.concatenate(list(vectors.values())), queries)
+        similarities, asking = self._similarities(np.concatenate(list(vectors.values())), queries)
         ends = np.cumsum([len(rows) for rows in vectors.values()])[:-1]
         nearness = {
             fact: float(rows.max())
@@ -330,8 +335,8 @@ class Memory:
             and nearness[fact.id] >= nearness[best] - _MAX_DISTANCE_OF_VALUES
         }
         # An everyday question is like a stated question by its form, and not like a statement.
-        is_clear = clear.max() >= self.embedder.clear_similarity or any(
-            rows[0] >= self.embedder.clear_statement_similarity for rows in np.split(clear, ends)
+        is_clear = asking.max() >= self.embedder.clear_similarity or any(
+            rows[0] >= self.embedder.clear_statement_similarity for rows in np.split(asking, ends)
         )
         return near, values, self._language(texts[0], queries[0]) if is_clear else None
 
@@ -361,16 +366,16 @@ class Memory:
         return ENGLISH
 
     def _similarities(self, rows: Vectors, queries: Vectors) -> tuple[Vectors, Vectors]:
-        """Return ``[len(rows)]`` twice: the similarity of a request, and of asking for the row."""
-        # The last query has context, or is the first one again.
-        found, clear = (
-            np.maximum(similarities[0], similarities[-1] - _CONTEXT_DISCOUNT)
-            for similarities in (
-                self.embedder.similarity(queries, rows),
-                self.embedder.asking_similarity(queries, rows),
-            )
-        )
-        return found, clear
+        """Return ``[len(rows)]`` twice: how similar a request is to each row, and to asking for it."""
+        found = self.embedder.similarity(queries, rows)
+        asking = found - self.embedder.impersonal_discount(queries)[:, None]
+
+        def with_context(similarities: Vectors) -> Vectors:
+            # The last query has context, or is the first one again.
+            nearest: Vectors = np.maximum(similarities[0], similarities[-1] - _CONTEXT_DISCOUNT)
+            return nearest
+
+        return with_context(found), with_context(asking)
 
 
 def fact_texts(fact: Signal) -> list[str]:

@@ -57,8 +57,8 @@ class Embedder(Protocol):
         name: The model that makes the vectors. Vectors of different names are never compared.
         min_similarity: The ``similarity`` from which a fact is relevant to a question. Each model
             has its own.
-        clear_similarity: The ``asking_similarity`` from which a request asks for a fact, rather than
-            being on its topic.
+        clear_similarity: The ``similarity``, less the ``impersonal_discount``, from which a request
+            asks for a fact, rather than being on its topic.
         clear_statement_similarity: The same for the text of a fact, apart from the questions that
             were stated with it.
     """
@@ -74,11 +74,8 @@ class Embedder(Protocol):
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         """Return ``[len(queries), len(texts)]`` similarities on one scale for all languages."""
 
-    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
-        """Return ``[len(queries), len(facts)]``: the same, less where a request is impersonal.
-
-        It tells requests that ask for a fact from those on its topic.
-        """
+    def impersonal_discount(self, queries: Vectors) -> Vectors:
+        """Return ``[len(queries)]``: what an impersonal request is less similar to facts."""
 
     def is_english(self, vector: Vectors) -> bool:
         """Return whether a text is English, by its vector ``[size]``. A doubtful one is not."""

@@ -34,8 +34,8 @@ class CountingEmbedder:
     def similarity(self, queries: Vectors, texts: Vectors) -> Vectors:
         return self._inner.similarity(queries, texts)
 
-    def asking_similarity(self, queries: Vectors, facts: Vectors) -> Vectors:
-        return self._inner.asking_similarity(queries, facts)
+    def impersonal_discount(self, queries: Vectors) -> Vectors:
+        return self._inner.impersonal_discount(queries)
 
     def is_english(self, vector: Vectors) -> bool:
         return self._inner.is_english(vector)

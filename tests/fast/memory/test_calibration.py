@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from memory_makers import Home, opened
 
 from personalpeft.chat.routing import AdapterRouter, calibrate_region
 from personalpeft.learning.data.general_prompts import load_general_prompts, probe_questions
-from personalpeft.memory.embedder import MiniLM
+from personalpeft.memory.embedder import MiniLM, asking_similarity
 from personalpeft.types import Message, Stack, StackEntry
 
 EMBEDDER = MiniLM()
@@ -64,11 +65,11 @@ def test_unrelated_requests_are_rarely_near_a_memory_of_its_language(language: s
     lessons = [EMBEDDER.embed([text, question]) for text, question in facts.items()]
     general = EMBEDDER.embed(["Who wrote Hamlet?", "What is 1 + 1?", "What do cows eat?"])
     region = calibrate_region(
-        lessons, general, EMBEDDER.asking_similarity, EMBEDDER.clear_similarity
+        lessons, general, partial(asking_similarity, EMBEDDER), EMBEDDER.clear_similarity
     )
 
     def near(requests: Sequence[str]) -> list[bool]:
-        similarities = EMBEDDER.asking_similarity(EMBEDDER.embed(requests), region.vectors)
+        similarities = asking_similarity(EMBEDDER, EMBEDDER.embed(requests), region.vectors)
         return (similarities.max(axis=1) >= region.threshold).tolist()
 
     assert near(list(facts.values())) == [True] * 3
@@ -94,13 +95,30 @@ def test_memory_is_active_for_questions_about_its_facts_and_not_for_everyday_req
         "What should I do when I cannot sleep?",
         "Why do dogs wag their tails?",
     ]
-    with opened(tmp_path / "home", EMBEDDER) as home:
+    assert _is_active(tmp_path, facts, (*asked, *everyday)) == [True] * 3 + [False] * 4
+
+
+def test_memory_is_active_for_a_stated_question_that_could_be_a_general_one(tmp_path: Path) -> None:
+    question = "How many minutes are in a day?"
+    facts = {
+        "My working day has 400 minutes.": [question],
+        "My hamster is called Pickle.": ["What is my hamster called?"],
+        "Tea is made at four.": ["Why is the sky blue?"],
+    }
+    assert _is_active(tmp_path, facts, [question]) == [True]
+
+
+def _is_active(
+    folder: Path, facts: Mapping[str, Sequence[str]], requests: Sequence[str]
+) -> list[bool]:
+    """Return for each request whether a memory of these facts would serve it."""
+    with opened(folder / "home", EMBEDDER) as home:
         signals = {home.fact("ada", text, questions=facts[text]).id for text in facts}
-        router = AdapterRouter(home.store, home.memory, probe_questions, tmp_path / "cache")
+        router = AdapterRouter(home.store, home.memory, probe_questions, folder / "cache")
         stack = Stack("0" * 64, (StackEntry("memory", "r_1", "1" * 64),))
-        requests = [[Message("user", text)] for text in (*asked, *everyday)]
-        active = router.select_each("ada", stack, requests, {"memory": signals})
-    assert [bool(each.entries) for each in active] == [True] * 3 + [False] * 4
+        messages = [[Message("user", text)] for text in requests]
+        served = router.select_each("ada", stack, messages, {"memory": signals})
+    return [bool(each.entries) for each in served]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +139,8 @@ def test_memory_is_active_for_questions_about_its_facts_and_not_for_everyday_req
 def test_other_wording_asks_for_a_fact_more_than_a_request_on_its_topic(
     fact: str, asks: str, on_the_topic: str
 ) -> None:
-    found = EMBEDDER.asking_similarity(EMBEDDER.embed([asks, on_the_topic]), EMBEDDER.embed([fact]))
+    requests = EMBEDDER.embed([asks, on_the_topic])
+    found = asking_similarity(EMBEDDER, requests, EMBEDDER.embed([fact]))
     assert found[0, 0] > found[1, 0]
 
 
