@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from personalpeft.backends.base import Backend
 from personalpeft.chat.routing import ancestral_signals
 from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.items import Memory
@@ -26,12 +27,15 @@ from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExampl
 MIN_LESSONS = 4
 """Fewer lessons do not show how similar they are to one another."""
 
+MAX_LESSONS = 64
+"""The newest lessons are compared with a request. A style shows in any of them."""
+
 # More of them cost time at the beginning of each conversation, and gained nothing.
 _MAX_EXAMPLES = 2
-# The newest lessons are compared with a request. A style shows in any of them.
-_MAX_LESSONS = 64
 # Of four lessons three are at least so similar to another.
 _QUANTILE = 0.25
+# Examples take at most an eighth of the base's context.
+_CONTEXT_SHARE = 8
 _MAX_KNOWN_USERS = 64
 
 
@@ -92,7 +96,7 @@ class ExampleSelector:
             return known[2]
         built_from = set(ancestral_signals(self._store, user, head))
         lessons = [each for each in self._lessons(user) if each.signal in built_from]
-        newest = tuple(lessons[-_MAX_LESSONS:])
+        newest = tuple(lessons[-MAX_LESSONS:])
         self._known.put(user, (mark, head, newest))
         return newest
 
@@ -112,6 +116,12 @@ def nearest_examples(
         return ()
     nearest = np.argsort(similarities, kind="stable")[-_MAX_EXAMPLES:]
     return tuple(lessons[number] for number in nearest)
+
+
+def is_short(turns: Sequence[Message], backend: Backend) -> bool:
+    """Return whether examples leave enough of the context to the conversation."""
+    budget = backend.base.card.context // _CONTEXT_SHARE
+    return sum(len(backend.encode(each.content)) for each in turns) <= budget
 
 
 def similarity_between(lessons: Vectors, quantile: float) -> float:

@@ -12,6 +12,7 @@ from personalpeft.chat.conversation import (
     find_previous,
     read_conversation,
 )
+from personalpeft.chat.examples import is_short
 from personalpeft.chat.implicit_feedback import classify_message
 from personalpeft.chat.reply import Reply, ReplyReader, Stream
 from personalpeft.engine.engine import Request
@@ -25,8 +26,6 @@ from personalpeft.types import Message, Sampling, Stack, ToolFormat
 
 # Memory may add an eighth of the base's context to a prompt.
 _MEMORY_SHARE = 8
-# So may examples.
-_EXAMPLES_SHARE = 8
 _MARK_SECONDS = 1.0
 
 
@@ -269,9 +268,7 @@ def add_examples(
         return prompt
     examples = services.examples.select(user, style.revision, messages)
     turns = [turn for each in examples for turn in each.turns]
-    backend = services.engine.backend
-    budget = backend.base.card.context // _EXAMPLES_SHARE
-    if sum(len(backend.encode(each.content)) for each in turns) > budget:
+    if not is_short(turns, services.engine.backend):
         return prompt
     *before, request = prompt.messages
     return AugmentedPrompt(

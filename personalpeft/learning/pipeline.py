@@ -39,6 +39,7 @@ from personalpeft.learning.evaluate.eval_job import (
     EvalSet,
     RatedReplies,
     evaluate_replies,
+    examples_for_lessons,
     examples_for_probes,
     make_eval_job,
 )
@@ -291,7 +292,7 @@ class TrainingPipeline:
         )
         held_out = (lesson.signal for lesson in plan.holdout)
         signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}
-        return make_eval_job(
+        job = make_eval_job(
             self.services.router,
             plan.user,
             plan.layer,
@@ -301,6 +302,15 @@ class TrainingPipeline:
             {plan.layer: signals},
             self._examples_for_probes(plan, trained),
         )
+        if job.prompt_examples is None:
+            return job
+        examples = examples_for_lessons(
+            self.services.memory.embedder,
+            self.services.learning_engine.backend,
+            trained,
+            job.judged_lessons,
+        )
+        return replace(job, lesson_examples=examples)
 
     def _examples_for_probes(
         self, plan: Plan, trained: Sequence[Lesson]

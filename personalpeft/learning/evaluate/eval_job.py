@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend
-from personalpeft.chat.examples import MIN_LESSONS, nearest_examples
+from personalpeft.chat.examples import MAX_LESSONS, MIN_LESSONS, is_short, nearest_examples
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import (
@@ -26,9 +26,9 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
-from personalpeft.memory.types import Embedder
+from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.types import Message, PromptExample, Sampling, Stack, split_system
 
 MAX_EXAMPLES = 3
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
@@ -147,7 +147,7 @@ class EvalJob:
     """One candidate to be measured against the live stack.
 
     ``prompt_examples`` are turns by the probe that they would precede; None where a candidate has
-    none.
+    none. ``lesson_examples`` are turns by the key of the held-out lesson that they would precede.
     """
 
     user: str
@@ -155,6 +155,7 @@ class EvalJob:
     candidate: EffectiveStack
     eval_set: EvalSet
     prompt_examples: Mapping[str, tuple[Message, ...]] | None = None
+    lesson_examples: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
 
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
@@ -166,9 +167,8 @@ class EvalJob:
         """Return what is generated, in groups.
 
         Each stack, the live one first, replies to the probes and to displayed lessons. In between
-        the candidate replies to probes with examples in the prompt. Then it replies to the judged
-        lessons again, with the base's own ``sampling``. Then each stack replies to the held-out
-        rated lessons, in that way too.
+        the candidate replies to probes with examples in the prompt. Then each stack replies to the
+        held-out rated lessons, with the base's own ``sampling``.
         """
         rated, shown = self.eval_set.rated, self.generated_lessons
 
@@ -178,11 +178,6 @@ class EvalJob:
                 for each in lessons
             ]
 
-        again = [
-            replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
-            for seed in _SEEDS
-            if sampling.temperature
-        ]
         compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
         return (
             self._ask_probes(self.live),
@@ -190,10 +185,36 @@ class EvalJob:
             self._ask_probes(self.candidate),
             self._ask_with_examples(),
             ask(self.candidate, shown, EXAMPLE_SAMPLING),
-            [each for own in again for each in ask(self.candidate, self.judged_lessons, own)],
             ask(self.live, rated.held_out, compared),
             ask(self.candidate, rated.held_out, compared),
         )
+
+    def judged_requests(self, sampling: Sampling, *, with_examples: bool) -> list[Request]:
+        """Return the requests whose replies are judged: the judged lessons, once for each sampling.
+
+        The candidate replies greedily, then with the base's own ``sampling``. ``with_examples``:
+        whether its users get examples in the prompt.
+        """
+        own = [
+            replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
+            for seed in _SEEDS
+            if sampling.temperature
+        ]
+        return [
+            Request(
+                self.user,
+                self._with_examples(each) if with_examples else each.messages,
+                self.candidate.for_layer(each),
+                some,
+                background=True,
+            )
+            for some in (EXAMPLE_SAMPLING, *own)
+            for each in self.judged_lessons
+        ]
+
+    def _with_examples(self, lesson: Lesson) -> tuple[Message, ...]:
+        *before, request = lesson.messages
+        return (*before, *self.lesson_examples.get(lesson.key, ()), request)
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
@@ -254,18 +275,60 @@ def examples_for_probes(
         lessons: The lessons that the style was trained on.
         probes: The questions.
     """
-    known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
-    examples = list(known.values())
+    examples = _newest_examples(lessons)
     if len(examples) < MIN_LESSONS:
         return None
     vectors = embedder.embed([each.request for each in examples])
-    nearest = (nearest_examples(examples, vectors, row) for row in router.embed_general(probes))
-    found = dict(zip(probes, nearest, strict=True))
-    return {
-        probe: tuple(chain.from_iterable(each.turns for each in some))
-        for probe, some in found.items()
-        if some
-    }
+    found = zip(probes, router.embed_general(probes), strict=True)
+    return _without_empty({probe: _turns(examples, vectors, row) for probe, row in found})
+
+
+def examples_for_lessons(
+    embedder: Embedder, backend: Backend, lessons: Sequence[Lesson], held_out: Sequence[Lesson]
+) -> dict[str, tuple[Message, ...]]:
+    """Return, by key, the examples that precede each held-out lesson when a user asks it.
+
+    As when users are served (``chat.examples``), later turns of a conversation and requests with
+    tools have none, and the lessons of another system text and long lessons are none.
+
+    Args:
+        embedder: Embeds the requests.
+        backend: Counts tokens.
+        lessons: The lessons that the style was trained on.
+        held_out: Held-out lessons of the style.
+    """
+    examples = _newest_examples(lessons)
+    requests = [lesson.messages[-1].content for lesson in held_out]
+    vectors = embedder.embed([*(each.request for each in examples), *requests])
+    found = {}
+    for lesson, request in zip(held_out, vectors[len(examples) :], strict=True):
+        system, (first, *rest) = split_system(lesson.messages)
+        own = [number for number, each in enumerate(examples) if each.system == system]
+        if rest or first.role != "user" or first.tools or len(own) < MIN_LESSONS:
+            continue
+        turns = _turns([examples[number] for number in own], vectors[own], request)
+        *before, last = lesson.messages
+        length = len(backend.render((*before, *turns, last))) + EXAMPLE_SAMPLING.max_tokens
+        if is_short(turns, backend) and length <= backend.max_length:
+            found[lesson.key] = turns
+    return _without_empty(found)
+
+
+def _newest_examples(lessons: Sequence[Lesson]) -> list[PromptExample]:
+    """Return the lessons that are examples when a style is served: the newest of each signal."""
+    known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
+    return list(known.values())[-MAX_LESSONS:]
+
+
+def _turns(
+    examples: Sequence[PromptExample], vectors: Vectors, request: Vectors
+) -> tuple[Message, ...]:
+    nearest = nearest_examples(examples, vectors, request)
+    return tuple(chain.from_iterable(each.turns for each in nearest))
+
+
+def _without_empty(found: Mapping[str, tuple[Message, ...]]) -> dict[str, tuple[Message, ...]]:
+    return {key: turns for key, turns in found.items() if turns}
 
 
 def make_eval_job(

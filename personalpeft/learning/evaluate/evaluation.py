@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from statistics import median
 
@@ -81,11 +82,27 @@ def evaluate(
         Cancelled: ``cancelled`` returned True.
     """
     sampling = services.learning_engine.backend.base.card.sampling
+    complete = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
     groups = {user: job.requests(sampling) for user, job in jobs.items()}
-    replies = services.completions.complete_for_users(
-        {user: list(chain(*some)) for user, some in groups.items()},
-        cancelled=cancelled,
-        paused=paused,
+    replies = complete({user: list(chain(*some)) for user, some in groups.items()})
+    results: dict[str, EvalResult | PersonalPeftError] = {}
+    grouped: dict[str, list[list[str]]] = {}
+    for user, generated in replies.items():
+        if isinstance(generated, PersonalPeftError):
+            results[user] = generated
+        else:
+            texts = iter(generated)
+            grouped[user] = [list(islice(texts, len(group))) for group in groups[user]]
+    # Users get examples in the prompt if the probes allow it. So the style is judged after these.
+    with_examples = {
+        user: _prompt_example_results(jobs[user], probes, examples)
+        for user, (_, _, probes, examples, *_) in grouped.items()
+    }
+    judged = complete(
+        {
+            user: jobs[user].judged_requests(sampling, with_examples=each.served)
+            for user, each in with_examples.items()
+        }
     )
     of_base = {
         user: services.completions.complete_with_base(
@@ -97,20 +114,21 @@ def evaluate(
         for user, job in jobs.items()
     }
     scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
-    results: dict[str, EvalResult | PersonalPeftError] = {}
-    for user, job in jobs.items():
-        generated = replies[user]
+    for user, texts_of in grouped.items():
         if cancelled():
             raise cancelled_error("before the verdict")
-        if isinstance(generated, PersonalPeftError):
-            results[user] = generated
+        styled = judged[user]
+        if isinstance(styled, PersonalPeftError):
+            results[user] = styled
             continue
-        texts = iter(generated)
-        grouped = [list(islice(texts, len(group))) for group in groups[user]]
         try:
-            results[user] = _measure(scorer, services.memory.embedder, job, grouped, of_base[user])
+            evidence, examples = _measure(
+                scorer, services.memory.embedder, jobs[user], texts_of, styled, of_base[user]
+            )
         except PersonalPeftError as error:
             results[user] = error
+            continue
+        results[user] = replace(evidence, prompt_examples=with_examples[user]), examples
     return results
 
 
@@ -119,14 +137,16 @@ def _measure(
     embedder: Embedder,
     job: EvalJob,
     replies: Sequence[Sequence[str]],
+    judged: Sequence[str],
     of_base: Completions,
 ) -> EvalResult:
     """Measure one candidate.
 
-    ``replies`` are those to ``EvalJob.requests``, and ``of_base`` the probes with the base's own.
+    ``replies`` are those to ``EvalJob.requests``, ``judged`` those to ``judged_requests``, and
+    ``of_base`` the probes with the base's own.
     """
     eval_set, rated = job.eval_set, job.eval_set.rated
-    (probes_before, before, probes_after, with_examples, after, sampled, *rated_replies) = replies
+    (probes_before, before, probes_after, _, after, *rated_replies) = replies
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job, of_base))
@@ -143,11 +163,10 @@ def _measure(
             engine, job, [(each, items[key]) for key, each in held_out.items()]
         ),
         text_quality=measure_arrived_lessons(engine, embedder, job),
-        generation=_measure_generation(engine, job, after, sampled),
+        generation=_measure_generation(engine, job, judged),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
         if rated_replies[1]
         else ThumbsResults(),
-        prompt_examples=_prompt_example_results(job, probes_after, with_examples),
         history=eval_set.history,
     )
     examples = tuple(
@@ -214,18 +233,14 @@ def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Ite
         yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
 
-def _measure_generation(
-    engine: Scorer, job: EvalJob, greedy: Sequence[str], sampled: Sequence[str]
-) -> GenerationResults:
+def _measure_generation(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> GenerationResults:
     """Count the candidate's replies to held-out prompts that are written as the user wants.
 
     Such a reply is likelier under the bare base with lessons as examples in the prompt. That is
-    the likelihood ratio of "in the user's way" and "in the base's own".
+    the likelihood ratio of "in the user's way" and "in the base's own". A reply that repeats a
+    lesson is likely for that reason alone, and is not counted.
     """
     backend, limit = engine.backend, EXAMPLE_SAMPLING.max_tokens
-    judged = {lesson.key for lesson in job.judged_lessons}
-    pairs = zip(job.generated_lessons, greedy, strict=True)
-    replies = [*(reply for lesson, reply in pairs if lesson.key in judged), *sampled]
 
     def logprobs(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float]:
         items = [encode_continuation(backend, *pair, limit) for pair in pairs]
@@ -236,14 +251,17 @@ def _measure_generation(
 
     prompts = [lesson.conversation for lesson in job.judged_lessons]
     with_examples = [few_shot_messages(job.eval_set.trained, each, fits) for each in prompts]
-    if not judged or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
+    if not prompts or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
         return GenerationResults()
-    # Greedy replies come first, then those of each seed, in the same order of prompts.
+    lessons = {each.chosen.strip() for each in job.eval_set.trained}
     times = len(replies) // len(prompts)
     shown, alone = (
         logprobs(list(zip(some * times, replies, strict=True))) for some in (with_examples, prompts)
     )
-    wanted = sum(likelier > plain for likelier, plain in zip(shown, alone, strict=True))
+    wanted = sum(
+        likelier > plain and reply.strip() not in lessons
+        for likelier, plain, reply in zip(shown, alone, replies, strict=True)
+    )
     return GenerationResults(len(replies), wanted)
 
 

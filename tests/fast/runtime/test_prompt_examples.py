@@ -11,7 +11,14 @@ from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.backends.sequence import SequenceState
 from personalpeft.learning.data.general_prompts import load_general_prompts
-from personalpeft.types import Message
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.evaluate.eval_job import (
+    EffectiveStack,
+    EvalJob,
+    EvalSet,
+    examples_for_lessons,
+)
+from personalpeft.types import Message, Sampling, SignalKind, Stack
 
 TOPICS = ("an egg", "some rice", "the fish", "a carrot", "two potatoes", "an artichoke", "beans")
 REQUEST, FAR = "How do I boil some pasta?", "Which planet has rings?"
@@ -154,6 +161,37 @@ def test_style_that_answers_worse_with_examples_is_served_without(
     report = ada.learn(accept=True)
     assert report.scores["prompt_examples"]["right_with"] == 0
     assert examples(ada, probes[8].question) == []
+
+
+def lesson(number: int, request: str, *before: Message) -> Lesson:
+    messages = (*before, Message("user", request))
+    return Lesson(str(number), SignalKind.EDIT, messages, style("Boil it."))
+
+
+def test_gate_judges_the_replies_to_held_out_prompts_with_the_examples_that_users_get(
+    runtime: Runtime,
+) -> None:
+    trained = [lesson(n, f"How do I boil {topic}?") for n, topic in enumerate(TOPICS)]
+    asked = (lesson(10, REQUEST), lesson(11, FAR), lesson(12, REQUEST, Message("system", "Hi.")))
+    services = runtime._services
+    backend = services.engine.backend
+    bare = Stack(services.base.digest)
+    side = EffectiveStack("style", bare, {each.messages[-1].content: bare for each in asked})
+    job = EvalJob(
+        "ada",
+        side,
+        side,
+        EvalSet(asked, (), (), load_general_prompts(), judges_replies=True),
+        lesson_examples=examples_for_lessons(services.memory.embedder, backend, trained, asked),
+    )
+
+    def lengths(*, with_examples: bool) -> list[int]:
+        requests = job.judged_requests(Sampling(temperature=1.0), with_examples=with_examples)
+        return [len(each.messages) for each in requests]
+
+    # A greedy reply to each, and one for each of two seeds.
+    assert lengths(with_examples=False) == 3 * [1, 1, 2]
+    assert lengths(with_examples=True) == 3 * [5, 1, 2]
 
 
 def test_examples_of_a_home_are_the_same_in_the_next_process(home: Path) -> None:
