@@ -68,12 +68,12 @@ class ExampleSelector:
             head: The attached revision.
             messages: The prompt.
         """
-        system, (first, *rest) = split_system(messages)
-        if rest or first.role != "user" or first.tools or not first.content.strip():
+        if not begins_conversation(messages):
             return ()
         measured = self._store.catalog.revision(user, head).scores.get(PROMPT_EXAMPLES, {})
         if not measured.get(IS_SERVED):
             return ()
+        system, (request,) = split_system(messages)
         lessons = [each for each in self._built_from(user, head) if each.system == system]
         if len(lessons) < MIN_LESSONS:
             return ()
@@ -81,7 +81,7 @@ class ExampleSelector:
             user, {each.signal: [each.request] for each in lessons}
         )
         vectors = np.concatenate([cached[each.signal] for each in lessons])
-        return nearest_examples(lessons, vectors, self._memory.embedder.embed([first.content])[0])
+        return nearest_examples(lessons, vectors, self._memory.embedder.embed([request.content])[0])
 
     def evict_user(self, user: str) -> None:
         """Drop the cached lessons of a user."""
@@ -99,6 +99,12 @@ class ExampleSelector:
         newest = tuple(lessons[-MAX_LESSONS:])
         self._known.put(user, (mark, head, newest))
         return newest
+
+
+def begins_conversation(messages: Sequence[Message]) -> bool:
+    """Return whether a prompt is a user's first request, without tools. Others get no examples."""
+    _, (first, *rest) = split_system(messages)
+    return not (rest or first.role != "user" or first.tools or not first.content.strip())
 
 
 def nearest_examples(

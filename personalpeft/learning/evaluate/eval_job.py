@@ -12,7 +12,13 @@ from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend
-from personalpeft.chat.examples import MAX_LESSONS, MIN_LESSONS, is_short, nearest_examples
+from personalpeft.chat.examples import (
+    MAX_LESSONS,
+    MIN_LESSONS,
+    begins_conversation,
+    is_short,
+    nearest_examples,
+)
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import (
@@ -302,9 +308,9 @@ def examples_for_lessons(
     vectors = embedder.embed([*(each.request for each in examples), *requests])
     found = {}
     for lesson, request in zip(held_out, vectors[len(examples) :], strict=True):
-        system, (first, *rest) = split_system(lesson.messages)
+        system, _ = split_system(lesson.messages)
         own = [number for number, each in enumerate(examples) if each.system == system]
-        if rest or first.role != "user" or first.tools or len(own) < MIN_LESSONS:
+        if not begins_conversation(lesson.messages) or len(own) < MIN_LESSONS:
             continue
         turns = _turns([examples[number] for number in own], vectors[own], request)
         *before, last = lesson.messages

@@ -67,7 +67,8 @@ def evaluate(
 ) -> dict[str, EvalResult | PersonalPeftError]:
     """Measure the candidates of several users; return the result or the error of each.
 
-    All replies are generated in one batch. Scoring gives way to users who chat.
+    Replies of all users are generated together: those to probes first, since they decide whether
+    the judged replies have examples in the prompt. Scoring gives way to users who chat.
 
     Args:
         services: The wired parts.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import ask, open_runtime, style
 
 from personalpeft import Runtime, User
-from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.backends.sequence import SequenceState
 from personalpeft.learning.data.general_prompts import load_general_prompts
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.eval_job import (
-    EffectiveStack,
-    EvalJob,
-    EvalSet,
-    examples_for_lessons,
-)
-from personalpeft.types import Message, Sampling, SignalKind, Stack
+from personalpeft.types import Message, Sampling
 
 TOPICS = ("an egg", "some rice", "the fish", "a carrot", "two potatoes", "an artichoke", "beans")
 REQUEST, FAR = "How do I boil some pasta?", "Which planet has rings?"
@@ -163,35 +161,47 @@ def test_style_that_answers_worse_with_examples_is_served_without(
     assert examples(ada, probes[8].question) == []
 
 
-def lesson(number: int, request: str, *before: Message) -> Lesson:
-    messages = (*before, Message("user", request))
-    return Lesson(str(number), SignalKind.EDIT, messages, style("Boil it."))
+@pytest.fixture
+def judging_ada(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+    """A user on a base whose generated replies are judged."""
+    base = fake_base()
+    card = replace(base.card, gate={"min_generated": 0.4}, sampling=Sampling(temperature=1.0))
+    monkeypatch.setattr("personalpeft.backends.fake.fake_base", lambda: replace(base, card=card))
+    with open_runtime(home) as runtime:
+        yield runtime.user("ada")
 
 
-def test_gate_judges_the_replies_to_held_out_prompts_with_the_examples_that_users_get(
-    runtime: Runtime,
+@pytest.mark.parametrize("copies", [False, True])
+def test_gate_judges_replies_with_the_examples_that_users_get_and_counts_no_copy_of_them(
+    judging_ada: User, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
-    trained = [lesson(n, f"How do I boil {topic}?") for n, topic in enumerate(TOPICS)]
-    asked = (lesson(10, REQUEST), lesson(11, FAR), lesson(12, REQUEST, Message("system", "Hi.")))
-    services = runtime._services
-    backend = services.engine.backend
-    bare = Stack(services.base.digest)
-    side = EffectiveStack("style", bare, {each.messages[-1].content: bare for each in asked})
-    job = EvalJob(
-        "ada",
-        side,
-        side,
-        EvalSet(asked, (), (), load_general_prompts(), judges_replies=True),
-        lesson_examples=examples_for_lessons(services.memory.embedder, backend, trained, asked),
-    )
+    correct_cooking(judging_ada)
+    asked: list[str] = []
 
-    def lengths(*, with_examples: bool) -> list[int]:
-        requests = job.judged_requests(Sampling(temperature=1.0), with_examples=with_examples)
-        return [len(each.messages) for each in requests]
+    def reply(backend: FakeBackend, row: SequenceState, stack: object) -> tuple[int, ...]:
+        prompt = backend.decode(row.prompt_tokens)
+        shown = re.findall("Ahoy! .* Arrr!", prompt)
+        if len(shown) == 2 and prompt.count("How do I boil") == 3:
+            asked.append(prompt)
+        return backend.encode(shown[-1] if shown and copies else "Ahoy! Boil them. Arrr!")
 
-    # A greedy reply to each, and one for each of two seeds.
-    assert lengths(with_examples=False) == 3 * [1, 1, 2]
-    assert lengths(with_examples=True) == 3 * [5, 1, 2]
+    score = FakeBackend.score
+
+    def score_by_context(
+        backend: FakeBackend, items: Sequence[Continuation], stack: str | None, **more: Any
+    ) -> tuple[Score, ...]:
+        """Make each reply likelier after examples, as a base does with a reply in their style."""
+        scores = score(backend, items, stack, **more)
+        pairs = zip(scores, items, strict=True)
+        return tuple(replace(each, logp=each.logp + len(item.prompt)) for each, item in pairs)
+
+    monkeypatch.setattr(FakeBackend, "score", score_by_context)
+    monkeypatch.setattr(FakeBackend, "reply", reply)
+    report = judging_ada.learn(accept=True)
+    generated = report.scores["generated"]
+    assert report.scores["prompt_examples"]["served"]
+    assert generated["asked"] == len(asked) > 0
+    assert generated["after"] == (0 if copies else generated["asked"])
 
 
 def test_examples_of_a_home_are_the_same_in_the_next_process(home: Path) -> None:
