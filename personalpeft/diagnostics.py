@@ -180,8 +180,10 @@ class _Checks:
                 choose_weights,
             )
         from personalpeft.base_models.mapped_weights import map_source
+        from personalpeft.learning.learner import check_card
 
         settings, card = self._settings, self._card()
+        check_card(card)
         where = (
             choose_device()
             if self._choice.trains

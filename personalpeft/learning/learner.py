@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
+from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import Cancelled, NotFound, NothingCause, NothingToLearn
 from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.assignment import load_assignments
@@ -46,6 +47,7 @@ from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,
+    check_training_tables,
     load_training_configs,
     override_config,
 )
@@ -82,6 +84,13 @@ def kept_verifier(services: Services, revision: Revision | None) -> CheckedVerif
             hint="Install its plugin, and name it in PERSONALPEFT_PLUGINS if that is set. "
             "In Python, learn(layer, recipe={}) returns to the gate's own measure.",
         ) from error
+
+
+def check_card(card: ModelCard) -> None:
+    """Check what a card says of learning, without its base. Raises ``CardError``."""
+    load_margins(card.name, card.gate)
+    check_training_tables(card.name, card.learning)
+    RLConfig.read_table(card.name, "practice", card.practice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ counts there under its name in ``FORMER_NAMES``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -260,21 +260,37 @@ def load_training_configs(
     Raises:
         CardError: A table has an unknown key, or a wrong value.
     """
-    common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
-    shared = _read_table(card, "learning", common, projections)
+    tables = list(_split_tables(card, overrides))
+    fields = {kind: _read_table(card, name, table, projections) for kind, name, table in tables}
     configs = {}
     for kind, defaults in _LAYER_DEFAULTS.items():
+        values = {**defaults, **fields[""], **fields[kind]}
+        named = _select_modules(values.get("target_modules", ()), projections)
+        configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
+    return TrainingConfigs(**configs)
+
+
+def check_training_tables(card: str, overrides: Json) -> None:
+    """Check the tables of a card without its base, so not which modules there are.
+
+    Args and raises: ``load_training_configs``.
+    """
+    for _, name, table in _split_tables(card, overrides):
+        TrainingConfig.read_table(card, name, table)
+
+
+def _split_tables(card: str, overrides: Json) -> Iterator[tuple[str, str, Json]]:
+    """Yield kind, name and content of each ``[learning]`` table; the kind of the first is empty."""
+    common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
+    yield "", "learning", common
+    for kind in _LAYER_DEFAULTS:
         table = overrides.get(kind, {})
         if not isinstance(table, Mapping):
             raise CardError(
                 f"The card {card} has a wrong value in [learning]: {kind} = {table!r}.",
                 hint=f"Make it a table: [learning.{kind}].",
             )
-        own = _read_table(card, f"learning.{kind}", table, projections)
-        values = {**defaults, **shared, **own}
-        named = _select_modules(values.get("target_modules", ()), projections)
-        configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
-    return TrainingConfigs(**configs)
+        yield kind, f"learning.{kind}", table
 
 
 def override_config(

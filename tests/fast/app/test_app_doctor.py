@@ -108,6 +108,29 @@ def test_a_base_that_is_missing_is_one_fault(shell: Shell, tmp_path: Path, backe
         assert [name for name, each in checks.items() if not each["ok"]] == ["base"]
 
 
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("gate", "min_generated = 40"),
+        ("gate", "max_probes = 0.2"),
+        ("learning", "rnk = 8"),
+        ("learning", "memory = 3"),
+        ("learning.memory", 'rank = "many"'),
+        ("rl", "rounds = 0"),
+    ],
+)
+def test_a_mistake_in_how_a_card_learns_is_found_before_the_first_learn(
+    shell: Shell, tmp_path: Path, table: str, key: str
+) -> None:
+    card = tmp_path / "mine.toml"
+    card.write_text(f"{card_text(find_card('tiny-random'))}\n[{table}]\n{key}\n", "utf-8")
+    code, checks = check_results(shell, "--base", str(card), backend="torch")
+    assert code
+    assert [name for name, each in checks.items() if not each["ok"]] == ["learning"]
+    assert key.partition(" ")[0] in checks["learning"]["message"]
+    assert checks["learning"]["hint"]
+
+
 def test_a_mistyped_backend_is_reported(shell: Shell) -> None:
     code, checks = check_results(shell, backend="torhc")
     assert code
