@@ -83,6 +83,7 @@ class Cli(Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             # A terminal without a character shows it as an escape.
             if hasattr(stream, "reconfigure"):
@@ -216,6 +217,22 @@ cli.add_section(
         completion,
     ),
 )
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that the parent closed, as cron and supervisors may.
+
+    Otherwise the next file gets the number of one. What a library writes to stderr would then go
+    into the database.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays
+            setattr(sys, name, stream)
 
 
 def main() -> None:

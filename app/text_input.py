@@ -39,7 +39,13 @@ def has_unread_stdin() -> bool:
 
 def open_editor(text: str) -> str:
     """Return the text after editing. Raises ``InvalidInput`` if it was not saved."""
-    after = click.edit(text, require_save=True, extension=".txt")
+    try:
+        after = click.edit(text, require_save=True, extension=".txt")
+    except click.ClickException as error:
+        raise InvalidInput(
+            f"The editor failed: {error.format_message()}",
+            hint="Set EDITOR to the command of your editor.",
+        ) from error
     if after is None:
         raise InvalidInput(
             "The editor was closed without saving.", hint="Save the reply as you want it."

@@ -181,7 +181,7 @@ def open(
         clock: Source of time and randomness. Defaults to the system's.
         progress: Called with a stage and the share of it that is done, 0 to 1. The base is prepared
             and loaded when it is first needed.
-        read_only: Refuse every write to the home.
+        read_only: Refuse every write to the home, except the list of folders with backups.
         serving: Limits of the engine: batch rows, adapter slots, queue length.
         implicit_feedback: Whether ``User.record_implicit_feedback`` records anything. "off" drops
             it. "kept" records it. "learned" also trains on it as weak ratings.

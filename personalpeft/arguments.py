@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any, get_args
 
 from personalpeft.errors import InvalidInput
 from personalpeft.types import is_number
+
+# Of SQLite, where most of these numbers end.
+_MAX_WHOLE = 2**63 - 1
 
 
 def check_types(where: str, **checked: tuple[object, type | UnionType]) -> None:
@@ -56,7 +60,19 @@ def check_path(name: str, value: object) -> Path:
     """Return the value of an argument as a path. Raises ``InvalidInput``."""
     if not isinstance(value, str | PathLike):
         raise InvalidInput(f"{name} must be a path, got {value!a:.40}.", hint="Give a path.")
+    text = os.fspath(value)
+    # An empty path is the current folder, and most often a variable that is not set.
+    if not text or "\0" in text or not _is_encodable(text):
+        raise InvalidInput(f"{name} is no path: {text!a:.40}.", hint="Give a path.")
     return Path(value)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:
@@ -88,6 +104,8 @@ def check_number(
         above: Whether ``low`` itself is refused.
     """
     allowed = "a whole number" if whole else "a number"
+    if whole and isinstance(value, int) and value > _MAX_WHOLE:
+        high = min(high, _MAX_WHOLE)
     if high == math.inf:
         allowed += f" above {low}" if above else f" of {low} or more"
     else:

@@ -136,7 +136,7 @@ class QueueFull(Busy):
 
 
 class DeadlineExceeded(PersonalPeftError, TimeoutError):
-    """A reply was not complete in time. Its text so far is kept as a cancelled turn."""
+    """A reply was not complete in time. If it had begun, its text is kept as a cancelled turn."""
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):

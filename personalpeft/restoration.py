@@ -18,6 +18,7 @@ from pathlib import Path
 
 from personalpeft import file_system
 from personalpeft.adapters.formats.published import PublishedSubfolder
+from personalpeft.arguments import check_path
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import (
     Damaged,
@@ -149,7 +150,7 @@ def restore(
         HomeError: The home cannot be written, or a database in ``forgotten_in`` cannot be opened.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
-    home, backup = settings.home, _newest_copy(Path(backup).expanduser().absolute())
+    home, backup = settings.home, _newest_copy(check_path("backup", backup).expanduser().absolute())
     with map_home_errors(home):
         finish_replacement(home)
         exists = home.is_dir() and any(home.iterdir())

@@ -473,9 +473,12 @@ class Runtime(
     def plugin_data(self, name: str) -> PluginData:
         """Return what the plugin ``name`` keeps in this home: SQLite databases and immutable files.
 
-        Backups have it, and in an encrypted home it is encrypted. Raises ``HomeError``.
+        Backups have it, and in an encrypted home it is encrypted. Raises ``InvalidInput`` for a name
+        that is none of a folder, or of a folder that the home has itself.
         """
-        return PluginData(self.settings.home, name, self._services.store.cipher)
+        check_types("Runtime.plugin_data", name=(name, str))
+        store = self._services.store
+        return PluginData(store.home, name, store.cipher, read_only=store.read_only)
 
     def read_published_file(self, digest: str, file: str) -> bytes:
         """Return a file of a published stack, by the digest in its name ``personalpeft:<digest>``.

@@ -246,7 +246,8 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             NotFound: A layer or revision is unknown.
             BaseMismatch: The live stack was built on another base.
             QueueFull: Too many requests wait; see ``retry_after``.
-            DeadlineExceeded: The timeout ended the reply, which is recorded as a cancelled turn.
+            DeadlineExceeded: The timeout ended the reply. If it had begun, it is recorded as a
+                cancelled turn.
             ServingFailed: The model failed.
             Forgotten: The user forgot something meanwhile, so the reply is not recorded.
         """

@@ -117,9 +117,9 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
 
 
 @command("backup", examples=("backup /mnt/disk/personalpeft", "backup ./copies --keep 3 --json"))
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path())
 @option("--keep", type=click.IntRange(1), default=7, help="How many copies stay in the FOLDER.")
-def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
+def backup(common: GlobalOptions, folder: str, keep: int) -> None:
     """Copy the home into FOLDER, beside earlier copies.
 
     The home may be in use. A home of an earlier version is copied as it is. Each copy is a home. To
@@ -140,7 +140,7 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     "restore",
     examples=("restore /mnt/disk/personalpeft", "restore ./copies/copy-000002-20260302 --replace"),
 )
-@click.argument("backup", type=click.Path(path_type=Path))
+@click.argument("backup", type=click.Path())
 @flag("--replace", help="Replace a home that is there. It is kept beside.")
 @click.option(
     "--forgotten-in",
@@ -150,7 +150,7 @@ def backup(common: GlobalOptions, folder: Path, keep: int) -> None:
     help="A folder with another forgotten.jsonl or a newer database; can be repeated.",
 )
 def restore(
-    common: GlobalOptions, backup: Path, replace: bool, forgotten_in: tuple[Path, ...]
+    common: GlobalOptions, backup: str, replace: bool, forgotten_in: tuple[Path, ...]
 ) -> None:
     """Put a BACKUP in place of the home.
 

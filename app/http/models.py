@@ -53,14 +53,13 @@ class Models:
         if name == self._runtime.embedder:
             raise UnknownModel(f"{name} is for /v1/embeddings. GET /v1/models lists the models.")
         user = self._user(whose)
-        if not revision:
+        if "@" not in name:
             return Model(name, user, {})
-        known = next((each.id for each in user.revisions() if each.id.startswith(revision)), None)
-        if known is None:
-            raise UnknownModel(
-                f"{user.id} has no revision of that name. GET /v1/models lists them."
-            )
-        return Model(name, user, {"revision": known})
+        known = [each.id for each in user.revisions() if revision and each.id.startswith(revision)]
+        if len(known) != 1 and revision not in known:
+            count = "more than one revision" if known else "no revision"
+            raise UnknownModel(f"{user.id} has {count} of that name. GET /v1/models lists them.")
+        return Model(name, user, {"revision": revision if revision in known else known[0]})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
         """Return up to ``limit`` names with creation times, and whether there are more.

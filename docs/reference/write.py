@@ -143,7 +143,8 @@ def errors() -> str:
         "",
         _MADE,
         "Every error is a `PersonalPeftError` with a message and a `hint` that says what to do. An "
-        "error has changed nothing, unless its description says otherwise.",
+        "error has changed nothing, unless its description says otherwise. Over HTTP, a request "
+        "with a valid body creates its user also where an error follows.",
         "",
         *_table(
             ("error", "meaning", "exit code", "HTTP status"),

@@ -182,7 +182,8 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
     ``Forgotten``, and ``InvalidInput`` for a turn in no conversation or an ambiguous prefix.
     """
     links = _links(store, user)
-    wanted = name if any(link.conversation == name for link in links) else None
+    # Turns in no conversation have the empty id.
+    wanted = name if name and any(link.conversation == name for link in links) else None
     if wanted is None:
         try:
             turn = store.ledger.turn(user, name).id

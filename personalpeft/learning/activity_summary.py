@@ -155,7 +155,7 @@ def _start_of(since: datetime | timedelta, end: datetime) -> datetime:
 
 
 def _check_aware(at: datetime) -> datetime:
-    if at.tzinfo is None:
+    if not isinstance(at, datetime) or at.tzinfo is None:
         raise InvalidInput(
             "The time has no time zone.", hint="Give an aware datetime, or a timedelta."
         )

@@ -406,7 +406,8 @@ def _redact(body: Json, erased: Collection[str], revealing: RevealingText) -> Js
         if isinstance(value, Mapping):
             return {
                 key: [redact(each) for each in inner if not reveals(each)]
-                if key in ("examples", "removed")
+                # A reason has a name for which lessons judged, under the same key.
+                if key in ("examples", "removed") and isinstance(inner, list)
                 else redact(inner)
                 for key, inner in value.items()
                 if not is_erased(key)

@@ -19,7 +19,7 @@ Table: TypeAlias = Literal["turn", "signal", "revision"]
 _MAX_SHOWN = 8
 _MAX_NEIGHBOURS = 200
 # Ids begin with their time, so those of a day differ near the end.
-_ENDING = re.compile(r"[0-9a-z]{4,}")
+_ENDING = re.compile(r"[0-9a-z]{4,40}")
 _AFTER_ASCII = "\x7f"
 
 
@@ -156,3 +156,9 @@ def check_is_text(value: object, what: str) -> None:
         raise InvalidInput(
             f"The {what} must be a string, got {value!a:.80}.", hint="Give a string."
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"The {what} is no text: {value!a:.80}.", hint="Give whole characters."
+        ) from error

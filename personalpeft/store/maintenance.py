@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from personalpeft.arguments import check_number
+from personalpeft.arguments import check_number, check_path
 from personalpeft.deprecation import RenamedAttributes
-from personalpeft.errors import Busy, HomeError
+from personalpeft.errors import Busy, HomeError, InvalidInput
 from personalpeft.store.backup import (
     Backup,
     back_up,
@@ -108,14 +108,19 @@ class Maintenance(
             keep: How many copies to keep, at least 1.
 
         Raises:
-            InvalidInput: ``keep`` is below 1, or the folder has the copies of another home.
+            InvalidInput: ``keep`` is below 1, or the folder is the home or has another home's copies.
             HomeError: The folder cannot be written.
             Damaged: The database cannot be read whole.
             Busy: Another copy is being made.
         """
         check_number("keep", keep, 1, whole=True)
-        folder = Path(folder).expanduser().absolute()
+        folder = check_path("folder", folder).expanduser().absolute()
         store = self._store
+        if folder.resolve() == store.home.resolve():
+            # A restore would leave such copies in the former home.
+            raise InvalidInput(
+                f"{folder} is the home itself.", hint=f"Name a folder, as {folder / 'backups'}."
+            )
         # Files beside the database are written also where that is open for reading.
         leases = Leases(store.home, now=store.now, read_only=False)
         with leases.acquire("upkeep-backup"):

@@ -13,18 +13,21 @@ is whole.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from personalpeft import file_system
-from personalpeft.errors import Damaged, HomeError
+from personalpeft.errors import Damaged, HomeError, InvalidInput
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.database import create_file, open_connection
-from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.error_mapping import map_home_errors, read_only_error, sqlite3
 from personalpeft.store.file_cipher import FileCipher
 
 _SUFFIX = ".sqlite3"
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_OWN_FOLDERS = frozenset(("blobs", "locks", "models", "notes", "published", "sessions"))
 # macOS writes a file "._<name>" beside each file on the file systems of sticks and shares.
 _DATABASES = f"[!.]*{_SUFFIX}"
 _PLAIN_HEADER = b"SQLite format 3\0"
@@ -37,8 +40,15 @@ class PluginData:
     Made by ``Runtime.plugin_data``.
     """
 
-    def __init__(self, home: Path, name: str, cipher: FileCipher) -> None:
-        self._home, self._cipher = home, cipher
+    def __init__(
+        self, home: Path, name: str, cipher: FileCipher, *, read_only: bool = False
+    ) -> None:
+        if not _NAME.fullmatch(name) or name in _OWN_FOLDERS:
+            raise InvalidInput(
+                f"{name[:80]!a} cannot be the folder of a plugin.",
+                hint="Give small letters, digits, - and _, and no name of the home's own folders.",
+            )
+        self._home, self._cipher, self._read_only = home, cipher, read_only
         self.folder = home / name
         """The folder. Other files in it are in no backup, and ``encrypt`` deletes them."""
         self.files = self.folder / "files"
@@ -46,6 +56,8 @@ class PluginData:
 
     def create(self) -> None:
         """Create the folder if it does not exist. Raises ``HomeError``."""
+        if self._read_only:
+            raise read_only_error(self._home)
         with map_home_errors(self._home):
             self.files.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -86,6 +98,8 @@ class PluginData:
 
     def delete_file(self, digest: str) -> None:
         """Delete a file. A missing one is ignored. Raises ``HomeError``."""
+        if self._read_only:
+            raise read_only_error(self._home)
         with map_home_errors(self._home):
             (self.files / digest).unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The API as a Flask blueprint: routes of the table, validated requests, responses.
 
-Invariants: ``security`` knows the caller before a request is read. Only a valid request creates a
-user. ``error_responses`` formats errors.
+Invariants: ``security`` knows the caller before a request is read. Only a request with a valid body
+creates a user, whatever follows. ``error_responses`` formats errors.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personalpeft.chat.compare import Comparison
+from personalpeft.chat.compare import Comparison, LabeledComparison
 from personalpeft.clock import SYSTEM
-from personalpeft.errors import NotFound
+from personalpeft.errors import NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 
 MAX_COMPARISONS = 1024
@@ -59,16 +59,24 @@ class EphemeralState:
             self._comparisons[user, name] = comparison
         return name
 
-    def take_comparison(self, user: str, name: str) -> Comparison:
-        """Return a comparison of a user. Raises ``NotFound``."""
+    def choose(self, user: str, name: str, which: int | str) -> LabeledComparison:
+        """Record which answer of a comparison is better, once, and drop the comparison.
+
+        Raises ``NotFound``, and as ``Comparison.choose``. After an error it can be chosen again.
+        """
         with self._lock:
-            found = self._comparisons.get((user, name))
+            found = self._comparisons.pop((user, name), None)
         if found is None:
             raise NotFound(
                 f"There is no comparison {name} of {user}.",
-                hint="The server keeps the newest ones; compare again.",
+                hint="Each is chosen once, and the server keeps the newest ones. Compare again.",
             )
-        return found
+        try:
+            return found.choose(which)
+        except PersonalPeftError:
+            with self._lock:
+                self._comparisons[user, name] = found
+            raise
 
     def forget(self, user: str) -> None:
         """Drop the comparisons of a user: they quote replies."""

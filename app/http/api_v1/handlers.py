@@ -18,7 +18,13 @@ from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
 from personalpeft.erasure import ForgetReport, ForgetUserReport
-from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, suggest_nearest
+from personalpeft.errors import (
+    InvalidInput,
+    NotFound,
+    PersonalFileError,
+    ServingFailed,
+    suggest_nearest,
+)
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.options import Condition
 from personalpeft.store.types import UserSummary
@@ -85,7 +91,7 @@ def forget_user(call: RequestContext) -> ForgetUserReport:
 
 
 def chat(call: RequestContext) -> Reply:
-    return call.user.chat(**call.arguments, cancelled=call.is_disconnected)
+    return _whole(call.user.chat(**call.arguments, cancelled=call.is_disconnected))
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
@@ -103,9 +109,16 @@ def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.
                 logprobs = reply.logprobs[sent:]
                 sent += len(logprobs)
                 yield v.StreamText(piece, logprobs)
-            yield v.StreamFinished(reply.reply)
+            yield v.StreamFinished(reply.reply if stop.is_set() else _whole(reply.reply))
         finally:
             reply.close()
+
+
+def _whole(reply: Reply) -> Reply:
+    """Return a reply. Raises ``ServingFailed`` if the server closed during it."""
+    if reply.finish_reason == "cancelled":
+        raise ServingFailed("The reply was cut off.", hint="Try again.")
+    return reply
 
 
 def stop(call: RequestContext) -> v.StreamStopped:
@@ -200,9 +213,7 @@ def compare(call: RequestContext) -> v.BlindComparison:
 
 
 def choose(call: RequestContext) -> LabeledComparison:
-    return call.ephemeral.take_comparison(call.user.id, call.path["comparison"]).choose(
-        call.body.which
-    )
+    return call.ephemeral.choose(call.user.id, call.path["comparison"], call.body.which)
 
 
 def export(call: RequestContext) -> ExportSummary:

@@ -26,6 +26,23 @@ def test_stdout_holds_the_reply_and_nothing_else(shell: Shell) -> None:
     assert "t_" in result.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="The shell closes the streams.")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_parent_may_close_the_standard_streams(shell: Shell, closed: str) -> None:
+    """As cron, supervisors and launchers without a terminal do."""
+    shell.run("ask", "hello")
+    command = [sys.executable, "-m", "personalpeft_app", "teach", f"prompt {closed}", "answer"]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *command],
+        env={**os.environ, **shell.environment, "PERSONALPEFT_BACKEND": "fake"},
+        check=False,
+    )
+    assert done.returncode == 0
+    with personalpeft.open(shell.home, backend="fake") as runtime:
+        assert runtime.verify() == ()
+        assert f"prompt {closed}" in str(runtime.user("ada").signals()[-1].payload)
+
+
 def test_quiet_prints_nothing_but_data(shell: Shell) -> None:
     assert shell.run("ask", "hello", "--quiet").stderr == ""
     assert shell.run("feedback", "--up", "-q").stderr == ""

@@ -477,9 +477,23 @@ def test_a_comparison_reveals_its_answers_only_after_the_choice(
     found = answer.get_json()
     choice = ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2})
     assert {choice.get_json()["chosen"], choice.get_json()["other"]} == {head, "base"}
+    signals = len(runtime.user("ada").signals())
+    again = ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 1})
+    assert again.status_code == 404
+    assert len(runtime.user("ada").signals()) == signals
+
+
+def test_a_comparison_can_be_chosen_after_a_mistake_and_old_ones_are_dropped(
+    ready: Caller, runtime: Runtime
+) -> None:
+    assert runtime.user("ada").learn().live
+    asked = {"prompt": "How do I boil an egg?"}
+    first, second = (ready.post(f"{ADA}/comparisons", asked).get_json()["id"] for _ in range(2))
+    assert ready.post(f"{ADA}/comparisons/{first}/choice", {"which": "neither"}).status_code == 400
+    assert ready.post(f"{ADA}/comparisons/{first}/choice", {"which": 1}).status_code == 201
     for _ in range(MAX_PER_USER):
-        ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?", "max_tokens": 1})
-    assert ready.post(f"{ADA}/comparisons/{found['id']}/choice", {"which": 2}).status_code == 404
+        ready.post(f"{ADA}/comparisons", {**asked, "max_tokens": 1})
+    assert ready.post(f"{ADA}/comparisons/{second}/choice", {"which": 2}).status_code == 404
 
 
 def test_the_former_module_of_the_blueprint_works_for_one_release(

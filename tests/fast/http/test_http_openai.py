@@ -328,6 +328,24 @@ def test_an_unknown_model_is_model_not_found(site: LocalServer) -> None:
     assert errors["bob"].replace("bob", "nobody") == errors["nobody"]
 
 
+def test_a_revision_in_a_model_name_must_fit_one_alone(admin: Caller, runtime: Runtime) -> None:
+    user = runtime.user("ada")
+    for round in range(2):
+        for n in range(5):
+            user.feedback(user.chat(f"question {n}"), edit=f"the answer {round} to question {n}")
+        user.learn()
+    older, *_, newest = sorted(user.revisions(), key=lambda each: each.at)
+    assert older.id != newest.id
+
+    def ask(model: str) -> Any:
+        return admin.post("/v1/chat/completions", {"model": model, "messages": HELLO})
+
+    for model in ("ada@", "ada@style", "ada@s"):
+        assert ask(model).status_code == 404
+    for each in (older, newest):
+        assert ask(f"ada@{each.id}").json["personalpeft"]["revisions"] == [each.id]
+
+
 def test_embeddings_come_in_both_encodings(site: LocalServer, client: openai.OpenAI) -> None:
     texts = ["the dog barks", "a dog barks"]
     name = site.runtime.embedder

@@ -201,6 +201,21 @@ def test_a_reply_cut_by_the_grace_period_is_marked_incomplete(
     assert b'"error"' in body
 
 
+def test_a_reply_of_the_own_api_cut_by_the_grace_period_is_an_error(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowSteps(monkeypatch, 0.3)
+    with (
+        closing(ApiV1(runtime)) as api,
+        serve_locally(runtime, grace=0, more=[api.blueprint]) as site,
+    ):
+        reply = ask(site, "/api/v1/users/bob/chat/stream", {"prompt": "Hello there"})
+        site.server.stop()
+        body = reply.read()
+    assert b"event: error" in body
+    assert b"event: ended" not in body
+
+
 def test_a_request_that_never_ends_does_not_keep_the_server_from_stopping(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

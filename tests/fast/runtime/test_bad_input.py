@@ -363,6 +363,8 @@ def test_impossible_operation_is_refused(
         (lambda runtime, ada: runtime.embed(5), "texts must be a list"),
         (lambda runtime, ada: runtime.items_with_text(None, "x"), "certificate"),
         (lambda runtime, ada: runtime.collect_garbage(dry_run="no"), "dry_run"),
+        (lambda runtime, ada: runtime.plugin_data(5), "name must be str"),
+        (lambda runtime, ada: ada.activity_summary(until="x"), "no time zone"),
     ],
 )
 def test_argument_of_a_wrong_type_is_refused(
@@ -672,6 +674,51 @@ def test_home_of_a_newer_version_is_left_alone(sample_home: SampleHome, tmp_path
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../evil", "blobs", "notes", "a/b", "A", "\0"])
+def test_a_plugin_keeps_its_data_in_a_folder_of_its_own(sample_home: SampleHome, name: str) -> None:
+    refused(sample_home, lambda: sample_home.runtime.plugin_data(name), InvalidInput)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])
+def test_text_that_is_no_path_is_refused(
+    sample_home: SampleHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runtime, ada = sample_home.runtime, sample_home.ada
+    for act in (
+        lambda: ada.export(path),
+        lambda: ada.import_peft(path),
+        lambda: runtime.import_user(path),
+        lambda: runtime.publish(to=path),
+        lambda: runtime.maintenance.back_up(path),
+        lambda: personalpeft.restore(path, sample_home.home, replace=True),
+    ):
+        refused(sample_home, act, InvalidInput)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ids_of_any_length_are_looked_up(sample_home: SampleHome) -> None:
+    for act in (sample_home.ada.turn, sample_home.ada.why, sample_home.ada.retract_item):
+        refused(sample_home, lambda act=act: act("a" * 60_000), NotFound)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda runtime, ada: ada.turns(2**63),
+        lambda runtime, ada: ada.conversations(2**70),
+        lambda runtime, ada: runtime.users(limit=2**70),
+        lambda runtime, ada: runtime.count_users(2**70),
+        lambda runtime, ada: runtime.users(search="\ud800"),
+        lambda runtime, ada: ada.scope("\ud800", "always"),
+    ],
+)
+def test_values_that_no_database_can_hold_are_refused(
+    sample_home: SampleHome, act: Callable[[Runtime, User], object]
+) -> None:
+    refused(sample_home, lambda: act(sample_home.runtime, sample_home.ada), InvalidInput)
+
+
 def test_read_only_runtime_writes_nothing(sample_home: SampleHome) -> None:
     with open_runtime(sample_home.home, read_only=True) as looking:
         ada = looking.user("ada", create=False)
@@ -681,6 +728,8 @@ def test_read_only_runtime_writes_nothing(sample_home: SampleHome) -> None:
             lambda: ada.feedback("last", rating=1),
             lambda: ada.rollback("style", None),
             lambda: looking.user("new"),
+            lambda: looking.plugin_data("parrots").put_file(b"x"),
+            lambda: looking.plugin_data("parrots").connect(),
         ):
             refused(sample_home, act, HomeError)
 

@@ -488,3 +488,26 @@ def test_engine_keeps_no_adapter_of_a_forgotten_item(
     assert runtime.engine()._scheduler.adapters.keys
     ada.forget(item, rebuild=False)
     assert runtime.engine()._scheduler.adapters.keys == ()
+
+
+def test_forgetting_an_unrelated_turn_leaves_the_reports_as_they_are(tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
+        user = runtime.user("ada")
+        for number in range(6):
+            reply = ask(user, f"question {number}")
+            user.feedback(reply, edit=style(f"Answer {number}."))
+        user.learn()
+        unrelated = ask(user, "Something else.")
+        before = [(each["reasons"], each["scores"]) for each in user.reports()]
+        assert before
+        user.forget(unrelated.turn_id)
+        assert [(each["reasons"], each["scores"]) for each in user.reports()] == before
+
+
+def test_an_empty_id_is_no_conversation(tmp_path: Path) -> None:
+    with open_runtime(tmp_path / "home") as runtime:
+        user = runtime.user("ada")
+        # Turns of raw prompts are in no conversation.
+        user.chat("Once upon a time", template=False)
+        with home_unchanged(tmp_path / "home"), pytest.raises((NotFound, InvalidInput)):
+            user.forget("", conversation=True)

@@ -58,6 +58,13 @@ def test_restored_home_answers_and_learns_as_before(home: Path, tmp_path: Path) 
         assert ada.learn().revision
 
 
+def test_a_home_is_no_folder_for_its_own_backups(home: Path) -> None:
+    with open_runtime(home) as runtime:
+        with pytest.raises(InvalidInput, match="the home itself"):
+            runtime.maintenance.back_up(home)
+        runtime.maintenance.back_up(home / "backups")
+
+
 @pytest.mark.parametrize("loss", ["whole home", "database", "nothing"])
 def test_what_was_forgotten_since_the_backup_stays_forgotten(
     home: Path, tmp_path: Path, loss: str
