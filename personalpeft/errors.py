@@ -132,7 +132,18 @@ class Busy(PersonalPeftError, TimeoutError):
 
 
 class QueueFull(Busy):
-    """Too many requests wait: of all users together, or of this one."""
+    """Too many requests wait: of all users together, or of this one. ``limit`` may, if known."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        retry_after: float | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, retry_after=retry_after)
+        self.limit = limit
 
 
 class DeadlineExceeded(PersonalPeftError, TimeoutError):

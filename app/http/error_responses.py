@@ -26,6 +26,7 @@ from personalpeft.errors import (
     PersonalPeftError,
     PluginError,
     PromptTooLong,
+    QueueFull,
     WeightsError,
     error_id,
     format_origin,
@@ -98,9 +99,10 @@ def install_error_handlers(app: Flask, folders: Iterable[Path]) -> None:
         response.status_code = status
         if status == 401:
             response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
-        if not getattr(error, "should_retry", True):
-            response.headers["X-Should-Retry"] = "false"
         again = getattr(error, "retry_after", None)
+        is_hopeless = isinstance(error, QueueFull) and again is None
+        if is_hopeless or not getattr(error, "should_retry", True):
+            response.headers["X-Should-Retry"] = "false"
         if again is not None:
             response.headers["Retry-After"] = str(math.ceil(again))
         for name, value in error.get_headers() if isinstance(error, HTTPException) else ():

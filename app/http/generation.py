@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Ge, Gt, Le, Len
 from flask import Response, jsonify, request
 
-from personalpeft import PromptTooLong, Reply, ServingFailed, Stream
+from personalpeft import PromptTooLong, QueueFull, Reply, ServingFailed, Stream
 from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import ToolCall
@@ -94,8 +94,25 @@ class Generation:
                 options = {**common, "seed": how["seed"] + number}
                 self.streams.append(_open_stream(model, prompt, options))
             for stream in self.streams:
-                stream.begin()
+                try:
+                    stream.begin()
+                except QueueFull as error:
+                    raise self._explain(error) from error
             undo.pop_all()
+
+    def _explain(self, error: QueueFull) -> QueueFull:
+        """Return an error without a time to try again where the replies are too many at any time.
+
+        The engine counts one reply at a time.
+        """
+        count = len(self.streams)
+        if error.limit is None or count <= error.limit:
+            return error
+        return QueueFull(
+            f"{count} replies are asked for at once, and {error.limit} may wait.",
+            hint="Ask for fewer at once.",
+            limit=error.limit,
+        )
 
     def readers(self) -> Iterator[ReplyReader]:
         """Yield the reader of each reply, which waits for its first piece."""

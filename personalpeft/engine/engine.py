@@ -349,6 +349,7 @@ class Engine(EngineCore):
             f"{limit.excess} more would.",
             hint=f"Try again in {wait} s." if possible else "Ask for fewer at once.",
             retry_after=float(wait) if possible else None,
+            limit=limit.limit,
         )
 
     def _key(self, stack: Stack) -> str | None:

@@ -93,6 +93,17 @@ def test_under_full_load_healthz_answers_and_more_requests_get_a_retry_time(
     assert all(b"[DONE]" in reply.read() for reply in replies)
 
 
+def test_more_replies_than_can_ever_wait_are_refused_without_a_retry_time(runtime: Runtime) -> None:
+    with serve_locally(runtime) as site:
+        refused = ask(site, "/v1/chat/completions", chat(n=16))
+        assert refused.status == 429
+        assert refused.headers["Retry-After"] is None
+        # The libraries of OpenAI and Anthropic try again after 429 otherwise.
+        assert refused.headers["X-Should-Retry"] == "false"
+        assert "16" in json.loads(refused.read())["error"]["message"]
+        assert ask(site, "/v1/chat/completions", chat(n=2)).status == 200
+
+
 @pytest.mark.exhaustive
 def test_a_user_who_takes_all_allowed_places_leaves_one_to_others(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
