@@ -214,18 +214,18 @@ def _headlines(results: Mapping[str, Result]) -> Iterator[tuple[str, str, str, s
         f"{greedy} of {asked}; base {base}",
         "edits-amx",
     )
-    gate = results["gate-amx"]
+    gate = results["gate-zen5"]
     yield (
         "bench gate",
         "bad batches that went live",
         f"{gate['bad_accepted']} of {gate['bad']}",
-        "gate-amx",
+        "gate-zen5",
     )
     yield (
         "bench gate",
         "good batches that did not go live",
         f"{gate['good_refused']} of {gate['good']}",
-        "gate-amx",
+        "gate-zen5",
     )
     nulls = results["nulls-zen4"]["kinds"].values()
     live, ran = (sum(each[key] for each in nulls) for key in ("live", "ran"))
