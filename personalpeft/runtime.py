@@ -105,9 +105,11 @@ class Runtime(
     ) -> None:
         check_choice("implicit_feedback", implicit_feedback, ImplicitFeedback)
         self.settings = settings
-        self._card = (
-            find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
-        )
+        card = None
+        if not base == backend == "fake":
+            card = find_card(base, cards=[settings.home / "models"])
+        # The fake serves its own base, and an unknown one is an error there too.
+        self._card = None if backend == "fake" else card
         self._backend = check_backend(backend)
         self.serving = serving
         self._clock = clock

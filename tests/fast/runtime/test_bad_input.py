@@ -533,6 +533,13 @@ def test_refused_open_creates_no_home(
     assert not (tmp_path / "home").exists()
 
 
+def test_the_fake_refuses_an_unknown_base_too(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as raised:
+        personalpeft.open(tmp_path / "home", "smollm2-135m-instruckt", backend="fake")
+    assert "smollm2-135m-instruct" in raised.value.hint
+    assert not (tmp_path / "home").exists()
+
+
 def test_card_error_names_file_line_and_key(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
     card.write_text(card.read_text().replace("context_length = 1024", 'context_length = "many"'))
