@@ -116,6 +116,8 @@ class Catalog:
         check_number("limit", limit, 1, whole=True)
         check_is_text(search, "search text")
         start = "" if after is None else check_user_id(after)
+        if not search.isascii():
+            return ()
         sql = _SUMMARY + " where u.id > ? and instr(u.id, ?) order by u.id limit ?"
         found = self._database.fetch_all(sql, start, search, limit)
         return tuple(map(rows.decode_summary, found))
@@ -334,8 +336,9 @@ class Catalog:
         """
         check_choice("scope", scope, Scope)
         check_is_text(layer, "layer")
-        with self._database.write_transaction() as db:
-            db.execute(_ADD_TAUGHT_LAYER, [user, layer])
+        if layer.isascii():
+            with self._database.write_transaction() as db:
+                db.execute(_ADD_TAUGHT_LAYER, [user, layer])
         self._update_layer(user, layer, "scope", scope)
 
     def holdout(self, user: str, layer: str) -> tuple[str, ...]:

@@ -156,9 +156,3 @@ def check_is_text(value: object, what: str) -> None:
         raise InvalidInput(
             f"The {what} must be a string, got {value!a:.80}.", hint="Give a string."
         )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(
-            f"The {what} is no text: {value!a:.80}.", hint="Give whole characters."
-        ) from error

@@ -716,14 +716,18 @@ def test_ids_of_any_length_are_looked_up(sample_home: SampleHome) -> None:
         lambda runtime, ada: ada.conversations(2**70),
         lambda runtime, ada: runtime.users(limit=2**70),
         lambda runtime, ada: runtime.count_users(2**70),
-        lambda runtime, ada: runtime.users(search="\ud800"),
-        lambda runtime, ada: ada.scope("\ud800", "always"),
     ],
 )
-def test_values_that_no_database_can_hold_are_refused(
+def test_numbers_that_no_database_can_hold_are_refused(
     sample_home: SampleHome, act: Callable[[Runtime, User], object]
 ) -> None:
     refused(sample_home, lambda: act(sample_home.runtime, sample_home.ada), InvalidInput)
+
+
+def test_text_that_no_database_can_hold_is_not_found(sample_home: SampleHome) -> None:
+    assert sample_home.runtime.users(search="\ud800") == ()
+    refused(sample_home, lambda: sample_home.ada.scope("\ud800", "always"), NotFound)
+    refused(sample_home, lambda: sample_home.ada.turn("\ud800"), NotFound)
 
 
 def test_read_only_runtime_writes_nothing(sample_home: SampleHome) -> None:
