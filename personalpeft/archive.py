@@ -125,9 +125,12 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
     Raises ``InvalidInput`` if the target exists or cannot be written.
     """
-    if target.is_dir():
+    # A name that is too long fails here already.
+    with map_write_errors(target):
+        is_folder, is_taken = target.is_dir(), target.exists() or target.is_symlink()
+    if is_folder:
         raise InvalidInput(f"{target} is a folder.", hint="Name a new file in it.")
-    if target.exists() or target.is_symlink():
+    if is_taken:
         raise InvalidInput(
             f"{target} already exists.", hint="Choose another name, or move it away."
         )

@@ -704,6 +704,11 @@ def test_text_that_is_no_path_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_name_that_is_too_long_is_refused(sample_home: SampleHome, tmp_path: Path) -> None:
+    for act in (sample_home.ada.export, sample_home.ada.export_gguf):
+        refused(sample_home, lambda act=act: act(tmp_path / ("a" * 300)), InvalidInput)  # type: ignore[misc]
+
+
 def test_ids_of_any_length_are_looked_up(sample_home: SampleHome) -> None:
     for act in (sample_home.ada.turn, sample_home.ada.why, sample_home.ada.retract_item):
         refused(sample_home, lambda act=act: act("a" * 60_000), NotFound)  # type: ignore[misc]
