@@ -105,10 +105,9 @@ class Runtime(
     ) -> None:
         check_choice("implicit_feedback", implicit_feedback, ImplicitFeedback)
         self.settings = settings
-        card = None
-        if not base == backend == "fake":
-            card = find_card(base, cards=[settings.home / "models"])
         # The fake serves its own base, and an unknown one is an error there too.
+        is_own = base == backend == "fake"
+        card = None if is_own else find_card(base, cards=[settings.home / "models"])
         self._card = None if backend == "fake" else card
         self._backend = check_backend(backend)
         self.serving = serving
@@ -476,7 +475,7 @@ class Runtime(
         """Return what the plugin ``name`` keeps in this home: SQLite databases and immutable files.
 
         Backups have it, and in an encrypted home it is encrypted. Raises ``InvalidInput`` for a name
-        that is none of a folder, or of a folder that the home has itself.
+        that a plugin's folder cannot have.
         """
         check_types("Runtime.plugin_data", name=(name, str))
         store = self._services.store

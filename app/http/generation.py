@@ -168,6 +168,13 @@ class Generation:
         }
 
 
+def check_whole(reply: Reply) -> Reply:
+    """Return a reply. Raises ``ServingFailed`` if the server closed during it."""
+    if reply.finish_reason == "cancelled":
+        raise ServingFailed("The reply was cut off.", hint="Try again.")
+    return reply
+
+
 def _open_stream(model: Model, prompt: Any, options: Mapping[str, Any]) -> Stream:
     """Start a reply, of fewer tokens than asked for if the context has no room for more."""
     try:
@@ -218,9 +225,7 @@ class ReplyReader:
             else:
                 self.calls.append(part)
             yield part
-        self.reply = self._stream.reply
-        if self.reply.finish_reason == "cancelled":
-            raise ServingFailed("The reply was cut off.", hint="Try again.")
+        self.reply = check_whole(self._stream.reply)
         self.is_cut = self.reply.finish_reason == "length"
         self._tool_options.check(self.reply, self.calls)
 

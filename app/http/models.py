@@ -56,10 +56,11 @@ class Models:
         if "@" not in name:
             return Model(name, user, {})
         known = [each.id for each in user.revisions() if revision and each.id.startswith(revision)]
-        if len(known) != 1 and revision not in known:
-            count = "more than one revision" if known else "no revision"
+        found = [revision] if revision in known else known
+        if len(found) != 1:
+            count = "more than one revision" if found else "no revision"
             raise UnknownModel(f"{user.id} has {count} of that name. GET /v1/models lists them.")
-        return Model(name, user, {"revision": revision if revision in known else known[0]})
+        return Model(name, user, {"revision": found[0]})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
         """Return up to ``limit`` names with creation times, and whether there are more.

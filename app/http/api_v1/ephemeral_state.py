@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from personalpeft.chat.compare import Comparison, LabeledComparison
 from personalpeft.clock import SYSTEM
-from personalpeft.errors import NotFound, PersonalPeftError
+from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 
 MAX_COMPARISONS = 1024
@@ -62,7 +62,8 @@ class EphemeralState:
     def choose(self, user: str, name: str, which: int | str) -> LabeledComparison:
         """Record which answer of a comparison is better, once, and drop the comparison.
 
-        Raises ``NotFound``, and as ``Comparison.choose``. After an error it can be chosen again.
+        Raises ``NotFound``, and as ``Comparison.choose``. After an error it can be chosen again, but
+        not after ``Forgotten``: it quotes replies.
         """
         with self._lock:
             found = self._comparisons.pop((user, name), None)
@@ -73,6 +74,8 @@ class EphemeralState:
             )
         try:
             return found.choose(which)
+        except Forgotten:
+            raise
         except PersonalPeftError:
             with self._lock:
                 self._comparisons[user, name] = found

@@ -18,13 +18,7 @@ from personalpeft.archive import ExportSummary, ImportSummary
 from personalpeft.chat.compare import LabeledComparison
 from personalpeft.chat.reply import Reply
 from personalpeft.erasure import ForgetReport, ForgetUserReport
-from personalpeft.errors import (
-    InvalidInput,
-    NotFound,
-    PersonalFileError,
-    ServingFailed,
-    suggest_nearest,
-)
+from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, suggest_nearest
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.options import Condition
 from personalpeft.store.types import UserSummary
@@ -34,6 +28,7 @@ from personalpeft_app.http.api_v1.ephemeral_state import EphemeralState
 from personalpeft_app.http.api_v1.jobs import Jobs
 from personalpeft_app.http.api_v1.operations import OPERATIONS, Operation
 from personalpeft_app.http.concurrency import Quota
+from personalpeft_app.http.generation import check_whole
 from personalpeft_app.http.security import caller
 from personalpeft_app.http.validation import LARGEST_FILE
 from personalpeft_app.peft_archive import unzip_adapter, zip_adapter
@@ -91,7 +86,7 @@ def forget_user(call: RequestContext) -> ForgetUserReport:
 
 
 def chat(call: RequestContext) -> Reply:
-    return _whole(call.user.chat(**call.arguments, cancelled=call.is_disconnected))
+    return check_whole(call.user.chat(**call.arguments, cancelled=call.is_disconnected))
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
@@ -109,16 +104,9 @@ def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.
                 logprobs = reply.logprobs[sent:]
                 sent += len(logprobs)
                 yield v.StreamText(piece, logprobs)
-            yield v.StreamFinished(reply.reply if stop.is_set() else _whole(reply.reply))
+            yield v.StreamFinished(reply.reply if stop.is_set() else check_whole(reply.reply))
         finally:
             reply.close()
-
-
-def _whole(reply: Reply) -> Reply:
-    """Return a reply. Raises ``ServingFailed`` if the server closed during it."""
-    if reply.finish_reason == "cancelled":
-        raise ServingFailed("The reply was cut off.", hint="Try again.")
-    return reply
 
 
 def stop(call: RequestContext) -> v.StreamStopped:

@@ -496,6 +496,20 @@ def test_a_comparison_can_be_chosen_after_a_mistake_and_old_ones_are_dropped(
     assert ready.post(f"{ADA}/comparisons/{second}/choice", {"which": 2}).status_code == 404
 
 
+def test_a_comparison_is_gone_once_its_user_has_forgotten_something(
+    ready: Caller, runtime: Runtime
+) -> None:
+    assert runtime.user("ada").learn().live
+    asked = {"prompt": "How do I boil an egg?"}
+    name = ready.post(f"{ADA}/comparisons", asked).get_json()["id"]
+    # As another process does.
+    runtime.user("ada").forget(runtime.user("ada").turns()[-1].id)
+    chosen = [
+        ready.post(f"{ADA}/comparisons/{name}/choice", {"which": 1}).status_code for _ in range(2)
+    ]
+    assert chosen == [410, 404]
+
+
 def test_the_former_module_of_the_blueprint_works_for_one_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
