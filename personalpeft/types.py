@@ -210,6 +210,11 @@ class Stack:
         """Whether it leaves the base unchanged."""
         return all(entry.weight == 0 for entry in self.entries)
 
+    @property
+    def style(self) -> StackEntry | None:
+        """The layer of the style, or None if it changes nothing."""
+        return next((each for each in self.entries if each.layer == "style" and each.weight), None)
+
 
 def split_system(messages: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
     """Return the system text of messages, and the other messages."""

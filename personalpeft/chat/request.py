@@ -263,10 +263,9 @@ def add_examples(
     """
     if prompt.demonstrated:
         return prompt
-    style = next((each for each in stack.entries if each.layer == "style" and each.weight), None)
-    if style is None:
+    if stack.style is None:
         return prompt
-    examples = services.examples.select(user, style.revision, messages)
+    examples = services.examples.select(user, stack.style.revision, messages)
     turns = [turn for each in examples for turn in each.turns]
     if not is_short(turns, services.engine.backend):
         return prompt

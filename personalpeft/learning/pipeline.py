@@ -30,7 +30,6 @@ from personalpeft.learning.candidate import (
     find_candidate,
     store_candidate,
 )
-from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
@@ -39,11 +38,10 @@ from personalpeft.learning.evaluate.eval_job import (
     EvalSet,
     RatedReplies,
     evaluate_replies,
-    examples_for_lessons,
-    examples_for_probes,
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import evaluate
+from personalpeft.learning.evaluate.prompt_examples import add_prompt_examples
 from personalpeft.learning.gate.evidence import Evidence, eval_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
@@ -67,7 +65,6 @@ from personalpeft.learning.train.loop import (
 )
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
-from personalpeft.types import Message
 
 _log = logging.getLogger(__name__)
 
@@ -256,7 +253,7 @@ class TrainingPipeline:
                 )
             if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
-            tasks = jobs[user].tasks(engine.backend)
+            tasks = jobs[user].as_served(evidence.prompt_examples).tasks(engine.backend)
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
 
         measured = _each_user(add_verified, evaluated, results)
@@ -300,27 +297,8 @@ class TrainingPipeline:
             candidate.stack,
             eval_set,
             {plan.layer: signals},
-            self._examples_for_probes(plan, trained),
         )
-        if job.prompt_examples is None:
-            return job
-        examples = examples_for_lessons(
-            self.services.memory.embedder,
-            self.services.learning_engine.backend,
-            trained,
-            job.judged_lessons,
-        )
-        return replace(job, lesson_examples=examples)
-
-    def _examples_for_probes(
-        self, plan: Plan, trained: Sequence[Lesson]
-    ) -> Mapping[str, tuple[Message, ...]] | None:
-        if plan.layer != "style":
-            return None
-        services, probes = self.services, plan.general_prompts.probes
-        return examples_for_probes(
-            services.memory.embedder, services.router, trained, [each.question for each in probes]
-        )
+        return add_prompt_examples(self.services, job, plan)
 
     def _rated_replies(self, plan: Plan) -> RatedReplies:
         if not plan.rated_holdout:

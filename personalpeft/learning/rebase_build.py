@@ -31,13 +31,13 @@ from personalpeft.learning.evaluate.eval_job import (
     EvalJob,
     EvalSet,
     effective_stack,
-    examples_for_probes,
     make_eval_job,
 )
 from personalpeft.learning.evaluate.evaluation import (
     evaluate,
     measure_build_leakage,
 )
+from personalpeft.learning.evaluate.prompt_examples import add_prompt_examples
 from personalpeft.learning.evaluate.scoring import ThrottledScorer, score_answers
 from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, PromptExampleResults
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
@@ -232,7 +232,6 @@ def _measure_prompt_examples(
     plan = candidate.plan
     if plan.layer != "style":
         return PromptExampleResults()
-    probes = [each.question for each in plan.general_prompts.probes]
     job = make_eval_job(
         services.router,
         plan.user,
@@ -241,10 +240,8 @@ def _measure_prompt_examples(
         candidate.stack,
         EvalSet(undecided=(), retention=(), other_layers=(), general=plan.general_prompts),
         {plan.layer: _built_from(services, plan)},
-        examples_for_probes(
-            services.memory.embedder, services.router, (*plan.replay, *plan.new_examples), probes
-        ),
     )
+    job = add_prompt_examples(services, job, plan)
     return _evaluate_one(services, job, cancelled).prompt_examples
 
 

@@ -7,18 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from statistics import fmean
 from typing import TypeAlias
 
 from personalpeft.backends.base import Backend
-from personalpeft.chat.examples import (
-    MAX_LESSONS,
-    MIN_LESSONS,
-    begins_conversation,
-    is_short,
-    nearest_examples,
-)
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import (
@@ -27,14 +19,19 @@ from personalpeft.learning.data.general_prompts import (
     GeneralPrompts,
 )
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, EvalItem, Evidence
+from personalpeft.learning.gate.evidence import (
+    TIE_MARGIN,
+    EvalHistory,
+    EvalItem,
+    Evidence,
+    PromptExampleResults,
+)
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import Example
 from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.config import MAX_LENGTH
-from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
-from personalpeft.types import Message, PromptExample, Sampling, Stack, split_system
+from personalpeft.types import Message, Sampling, Stack
 
 MAX_EXAMPLES = 3
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
@@ -106,12 +103,14 @@ class EffectiveStack:
     """A stack as it answers users: a layer with a scope is attached to some prompts only.
 
     ``parts`` has the layers that are attached to each prompt. Lessons of ``layer`` itself are
-    scored with that layer in any case.
+    scored with that layer in any case. ``examples`` has the turns that precede the request of a
+    lesson, by its key.
     """
 
     layer: str
     stack: Stack
     parts: Mapping[str, Stack]
+    examples: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
 
     def for_layer(self, lesson: Lesson) -> Stack:
         """Return the stack for a lesson of the layer itself."""
@@ -122,6 +121,12 @@ class EffectiveStack:
     def for_other_layer(self, lesson: Lesson) -> Stack:
         """Return the stack for a lesson of another layer."""
         return self.parts[lesson.messages[-1].content]
+
+    def messages_for(self, lesson: Lesson, stack: Stack) -> tuple[Message, ...]:
+        """Return the prompt of a lesson as a user gets it from ``stack``, which answers it."""
+        *before, request = lesson.messages
+        examples = self.examples.get(lesson.key, ()) if stack.style else ()
+        return (*before, *examples, request)
 
 
 def effective_stack(
@@ -153,7 +158,7 @@ class EvalJob:
     """One candidate to be measured against the live stack.
 
     ``prompt_examples`` are turns by the probe that they would precede; None where a candidate has
-    none. ``lesson_examples`` are turns by the key of the held-out lesson that they would precede.
+    none.
     """
 
     user: str
@@ -161,7 +166,12 @@ class EvalJob:
     candidate: EffectiveStack
     eval_set: EvalSet
     prompt_examples: Mapping[str, tuple[Message, ...]] | None = None
-    lesson_examples: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+
+    def as_served(self, measured: PromptExampleResults) -> EvalJob:
+        """Return the job with the candidate as its users get it: perhaps without its examples."""
+        if measured.served or self.prompt_examples is None:
+            return self
+        return replace(self, candidate=replace(self.candidate, examples={}))
 
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
@@ -169,58 +179,42 @@ class EvalJob:
         lessons = (*self.eval_set.undecided, *self.eval_set.retention)
         return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
 
-    def requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
-        """Return what is generated, in groups.
+    def probe_requests(self) -> tuple[list[Request], ...]:
+        """Return the requests of the probes, in groups.
 
-        Each stack, the live one first, replies to the probes and to displayed lessons. In between
-        the candidate replies to probes with examples in the prompt. Then each stack replies to the
-        held-out rated lessons, with the base's own ``sampling``.
+        The live stack replies, then the candidate, then the candidate with examples in the prompt.
+        """
+        return (
+            self._ask_probes(self.live),
+            self._ask_probes(self.candidate),
+            self._ask_with_examples(),
+        )
+
+    def lesson_requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
+        """Return the requests of the held-out lessons, in groups.
+
+        Each stack, the live one first, replies greedily to those that the report shows. The
+        candidate replies to the judged ones with the base's own ``sampling``, once for each seed.
+        Then each stack replies to the held-out rated lessons, with that sampling.
         """
         rated, shown = self.eval_set.rated, self.generated_lessons
 
         def ask(side: EffectiveStack, lessons: Sequence[Lesson], own: Sampling) -> list[Request]:
-            return [
-                Request(self.user, each.messages, side.for_layer(each), own, background=True)
-                for each in lessons
-            ]
+            return [self._ask_lesson(side, each, own) for each in lessons]
 
-        compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
-        return (
-            self._ask_probes(self.live),
-            ask(self.live, shown, EXAMPLE_SAMPLING),
-            self._ask_probes(self.candidate),
-            self._ask_with_examples(),
-            ask(self.candidate, shown, EXAMPLE_SAMPLING),
-            ask(self.live, rated.held_out, compared),
-            ask(self.candidate, rated.held_out, compared),
-        )
-
-    def judged_requests(self, sampling: Sampling, *, with_examples: bool) -> list[Request]:
-        """Return the requests whose replies are judged: the judged lessons, once for each sampling.
-
-        The candidate replies greedily, then with the base's own ``sampling``. ``with_examples``:
-        whether its users get examples in the prompt.
-        """
-        own = [
+        judged = [
             replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
             for seed in _SEEDS
             if sampling.temperature
         ]
-        return [
-            Request(
-                self.user,
-                self._with_examples(each) if with_examples else each.messages,
-                self.candidate.for_layer(each),
-                some,
-                background=True,
-            )
-            for some in (EXAMPLE_SAMPLING, *own)
-            for each in self.judged_lessons
-        ]
-
-    def _with_examples(self, lesson: Lesson) -> tuple[Message, ...]:
-        *before, request = lesson.messages
-        return (*before, *self.lesson_examples.get(lesson.key, ()), request)
+        compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
+        return (
+            ask(self.live, shown, EXAMPLE_SAMPLING),
+            ask(self.candidate, shown, EXAMPLE_SAMPLING),
+            [each for own in judged for each in ask(self.candidate, self.judged_lessons, own)],
+            ask(self.live, rated.held_out, compared),
+            ask(self.candidate, rated.held_out, compared),
+        )
 
     @property
     def judged_lessons(self) -> tuple[Lesson, ...]:
@@ -237,15 +231,15 @@ class EvalJob:
             EvalTask(
                 f"{each.key}/right",
                 Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
-                *(
-                    Request(
-                        self.user, each.messages, side.for_layer(each), sampling, background=True
-                    )
-                    for side in (self.live, self.candidate)
-                ),
+                *(self._ask_lesson(side, each, sampling) for side in (self.live, self.candidate)),
             )
             for each in lessons
         ]
+
+    def _ask_lesson(self, side: EffectiveStack, lesson: Lesson, sampling: Sampling) -> Request:
+        stack = side.for_layer(lesson)
+        messages = side.messages_for(lesson, stack)
+        return Request(self.user, messages, stack, sampling, background=True)
 
     def _ask_probes(self, side: EffectiveStack) -> list[Request]:
         requests = []
@@ -268,75 +262,6 @@ class EvalJob:
         ]
 
 
-def examples_for_probes(
-    embedder: Embedder, router: AdapterRouter, lessons: Sequence[Lesson], probes: Sequence[str]
-) -> dict[str, tuple[Message, ...]] | None:
-    """Return the examples that precede each probe which is like the lessons of a style.
-
-    None where a style has too few lessons for examples.
-
-    Args:
-        embedder: Embeds the lessons.
-        router: Keeps the embeddings of the probes.
-        lessons: The lessons that the style was trained on.
-        probes: The questions.
-    """
-    examples = _newest_examples(lessons)
-    if len(examples) < MIN_LESSONS:
-        return None
-    vectors = embedder.embed([each.request for each in examples])
-    found = zip(probes, router.embed_general(probes), strict=True)
-    return _without_empty({probe: _turns(examples, vectors, row) for probe, row in found})
-
-
-def examples_for_lessons(
-    embedder: Embedder, backend: Backend, lessons: Sequence[Lesson], held_out: Sequence[Lesson]
-) -> dict[str, tuple[Message, ...]]:
-    """Return, by key, the examples that precede each held-out lesson when a user asks it.
-
-    As when users are served (``chat.examples``), later turns of a conversation and requests with
-    tools have none, and the lessons of another system text and long lessons are none.
-
-    Args:
-        embedder: Embeds the requests.
-        backend: Counts tokens.
-        lessons: The lessons that the style was trained on.
-        held_out: Held-out lessons of the style.
-    """
-    examples = _newest_examples(lessons)
-    requests = [lesson.messages[-1].content for lesson in held_out]
-    vectors = embedder.embed([*(each.request for each in examples), *requests])
-    found = {}
-    for lesson, request in zip(held_out, vectors[len(examples) :], strict=True):
-        system, _ = split_system(lesson.messages)
-        own = [number for number, each in enumerate(examples) if each.system == system]
-        if not begins_conversation(lesson.messages) or len(own) < MIN_LESSONS:
-            continue
-        turns = _turns([examples[number] for number in own], vectors[own], request)
-        *before, last = lesson.messages
-        length = len(backend.render((*before, *turns, last))) + EXAMPLE_SAMPLING.max_tokens
-        if is_short(turns, backend) and length <= backend.max_length:
-            found[lesson.key] = turns
-    return _without_empty(found)
-
-
-def _newest_examples(lessons: Sequence[Lesson]) -> list[PromptExample]:
-    """Return the lessons that are examples when a style is served: the newest of each signal."""
-    known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
-    return list(known.values())[-MAX_LESSONS:]
-
-
-def _turns(
-    examples: Sequence[PromptExample], vectors: Vectors, request: Vectors
-) -> tuple[Message, ...]:
-    nearest = nearest_examples(examples, vectors, request)
-    return tuple(chain.from_iterable(each.turns for each in nearest))
-
-
-def _without_empty(found: Mapping[str, tuple[Message, ...]]) -> dict[str, tuple[Message, ...]]:
-    return {key: turns for key, turns in found.items() if turns}
-
-
 def make_eval_job(
     router: AdapterRouter,
     user: str,
@@ -345,16 +270,14 @@ def make_eval_job(
     candidate: Stack,
     eval_set: EvalSet,
     built_from: Mapping[str, Collection[str]],
-    prompt_examples: Mapping[str, tuple[Message, ...]] | None = None,
 ) -> EvalJob:
-    """Return the evaluation of a candidate for a layer.
+    """Return the evaluation of a candidate for a layer, without examples in the prompt.
 
     Args:
         router, user, layer, built_from: As for ``effective_stack``.
         live: The live stack.
         candidate: The stack with the candidate.
         eval_set: What is measured.
-        prompt_examples: As for ``EvalJob``.
     """
     lessons = (
         *eval_set.undecided,
@@ -370,7 +293,6 @@ def make_eval_job(
         effective_stack(router, user, layer, live, prompts, {}),
         effective_stack(router, user, layer, candidate, prompts, built_from),
         eval_set,
-        prompt_examples,
     )
 
 

@@ -11,8 +11,9 @@ from functools import partial
 from itertools import chain, islice
 from statistics import median
 
-from personalpeft.backends.base import Continuation
+from personalpeft.backends.base import Continuation, Score
 from personalpeft.engine.completion_cache import Completions
+from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.general_replies import few_shot_messages
@@ -84,27 +85,29 @@ def evaluate(
     """
     sampling = services.learning_engine.backend.base.card.sampling
     complete = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
-    groups = {user: job.requests(sampling) for user, job in jobs.items()}
-    replies = complete({user: list(chain(*some)) for user, some in groups.items()})
     results: dict[str, EvalResult | PersonalPeftError] = {}
-    grouped: dict[str, list[list[str]]] = {}
-    for user, generated in replies.items():
-        if isinstance(generated, PersonalPeftError):
-            results[user] = generated
-        else:
-            texts = iter(generated)
-            grouped[user] = [list(islice(texts, len(group))) for group in groups[user]]
-    # Users get examples in the prompt if the probes allow it. So the style is judged after these.
+
+    def reply(
+        requests: Mapping[str, tuple[list[Request], ...]],
+    ) -> dict[str, list[list[str]]]:
+        """Return each user's replies in the groups of the requests. An error is a result."""
+        completed = complete({user: list(chain(*groups)) for user, groups in requests.items()})
+        grouped = {}
+        for user, replies in completed.items():
+            if isinstance(replies, PersonalPeftError):
+                results[user] = replies
+            else:
+                texts = iter(replies)
+                grouped[user] = [list(islice(texts, len(group))) for group in requests[user]]
+        return grouped
+
+    probes = reply({user: job.probe_requests() for user, job in jobs.items()})
     with_examples = {
-        user: _prompt_example_results(jobs[user], probes, examples)
-        for user, (_, _, probes, examples, *_) in grouped.items()
+        user: _prompt_example_results(jobs[user], without, examples)
+        for user, (_, without, examples) in probes.items()
     }
-    judged = complete(
-        {
-            user: jobs[user].judged_requests(sampling, with_examples=each.served)
-            for user, each in with_examples.items()
-        }
-    )
+    jobs = {user: jobs[user].as_served(each) for user, each in with_examples.items()}
+    replies = reply({user: job.lesson_requests(sampling) for user, job in jobs.items()})
     of_base = {
         user: services.completions.complete_with_base(
             user,
@@ -115,16 +118,14 @@ def evaluate(
         for user, job in jobs.items()
     }
     scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
-    for user, texts_of in grouped.items():
+    for user, of_lessons in replies.items():
         if cancelled():
             raise cancelled_error("before the verdict")
-        styled = judged[user]
-        if isinstance(styled, PersonalPeftError):
-            results[user] = styled
-            continue
+        job, (live, candidate, _) = jobs[user], probes[user]
+        general = _probe_results(job, live, candidate, of_base[user])
         try:
             evidence, examples = _measure(
-                scorer, services.memory.embedder, jobs[user], texts_of, styled, of_base[user]
+                scorer, services.memory.embedder, job, of_lessons, general, of_base[user]
             )
         except PersonalPeftError as error:
             results[user] = error
@@ -138,16 +139,18 @@ def _measure(
     embedder: Embedder,
     job: EvalJob,
     replies: Sequence[Sequence[str]],
-    judged: Sequence[str],
+    probes: ProbeResults,
     of_base: Completions,
 ) -> EvalResult:
     """Measure one candidate.
 
-    ``replies`` are those to ``EvalJob.requests``, ``judged`` those to ``judged_requests``, and
-    ``of_base`` the probes with the base's own.
+    ``replies`` are those to ``EvalJob.lesson_requests``, and ``of_base`` the probes with the
+    base's replies.
     """
     eval_set, rated = job.eval_set, job.eval_set.rated
-    (probes_before, before, probes_after, _, after, *rated_replies) = replies
+    before, after, sampled, *rated_replies = replies
+    greedy = dict(zip((each.key for each in job.generated_lessons), after, strict=True))
+    judged = [*(greedy[each.key] for each in job.judged_lessons), *sampled]
     held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
     items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
     kl = list(_kl_from_base(engine, job, of_base))
@@ -158,11 +161,9 @@ def _measure(
             *_score_items(engine, job, eval_set.other_layers, is_own=False),
         ),
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
-        probes=_probe_results(job, probes_before, probes_after, of_base),
+        probes=probes,
         kl=sum(kl) / max(1, len(kl)),
-        leakage=_measure_leakage(
-            engine, job, [(each, items[key]) for key, each in held_out.items()]
-        ),
+        leakage=_measure_leakage(engine, job, tuple(held_out.values())),
         text_quality=measure_arrived_lessons(engine, embedder, job),
         generation=_measure_generation(engine, job, judged),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
@@ -266,19 +267,12 @@ def _measure_generation(engine: Scorer, job: EvalJob, replies: Sequence[str]) ->
     return GenerationResults(len(replies), wanted)
 
 
-def _measure_leakage(
-    engine: Scorer, job: EvalJob, held_out: Sequence[tuple[Lesson, EvalItem]]
-) -> Leakage:
-    """Measure the leakage of a candidate. The scores of held-out lessons are known."""
+def _measure_leakage(engine: Scorer, job: EvalJob, held_out: Sequence[Lesson]) -> Leakage:
+    """Measure the leakage of a candidate."""
     if job.eval_set.trained_elsewhere:
         return TRAINED_ELSEWHERE
-    unseen = [
-        item.after - item.base
-        for lesson, item in held_out
-        if lesson.is_written and item.base is not None
-    ]
-    return _rank_trained(
-        engine, job.eval_set.trained, unseen, job.candidate, job.eval_set.max_length
+    return measure_build_leakage(
+        engine, job.eval_set.trained, held_out, job.candidate, job.eval_set.max_length
     )
 
 
@@ -289,7 +283,10 @@ def measure_build_leakage(
     candidate: EffectiveStack,
     max_length: int,
 ) -> Leakage:
-    """Measure the leakage of a build that is not evaluated otherwise.
+    """Measure the leakage of a build.
+
+    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
+    held out.
 
     Args:
         engine: Scores.
@@ -298,30 +295,15 @@ def measure_build_leakage(
         candidate: The stack with the layer.
         max_length: The tokens at which a reply is cut.
     """
-    written = [each for each in held_out if each.is_written]
-    unseen = _score_gains(engine, written, candidate, max_length)
-    return _rank_trained(engine, trained, unseen, candidate, max_length)
-
-
-def _rank_trained(
-    engine: Scorer,
-    trained: Sequence[Lesson],
-    unseen: Sequence[float],
-    candidate: EffectiveStack,
-    max_length: int,
-) -> Leakage:
-    """Rank lessons that were trained on among held-out ones, of which the gains are given.
-
-    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
-    held out.
-    """
+    unseen = [each for each in held_out if each.is_written]
     written = [each for each in trained if each.is_written]
     facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
     if not (written or facts):
         return Leakage(missing=LeakageGap.NO_LESSONS)
     if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
         sample = written[-MAX_TRAINED:]
-        return measure_leakage(_score_gains(engine, sample, candidate, max_length), unseen)
+        gains = (_score_gains(engine, each, candidate, max_length) for each in (sample, unseen))
+        return measure_leakage(*gains)
     newest = list({each.signal: each for each in written or facts}.values())
     base = candidate.stack.base
     leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base)
@@ -343,17 +325,22 @@ def _score_items(
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 
-    ``is_own``: the lessons are of the layer that is evaluated.
+    Each is scored as users get the reply, so perhaps after examples. ``is_own``: the lessons are of
+    the layer that is evaluated.
     """
-    live, candidate, eval_set = job.live, job.candidate, job.eval_set
+    eval_set = job.eval_set
     history, length = eval_set.history, eval_set.max_length
-    before, after = (
-        score_answers(engine, lessons, side.for_layer if is_own else side.for_other_layer, length)
-        for side in (live, candidate)
-    )
-    bare = Stack(live.stack.base)
+
+    def score(side: EffectiveStack) -> dict[str, Score]:
+        select = side.for_layer if is_own else side.for_other_layer
+        served = [each.with_prompt(side.messages_for(each, select(each))) for each in lessons]
+        return score_answers(engine, served, select, length)
+
+    before, after = score(job.live), score(job.candidate)
+    bare = Stack(job.live.stack.base)
     new = [lesson for lesson in lessons if lesson.key not in history.base]
-    scored = before if live.stack == bare else score_answers(engine, new, lambda _: bare, length)
+    is_bare = job.live.stack == bare
+    scored = before if is_bare else score_answers(engine, new, lambda _: bare, length)
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(
