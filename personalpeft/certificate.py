@@ -104,7 +104,14 @@ def sign_statement(statement: Json, seed: bytes) -> Certificate:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     key = Ed25519PrivateKey.from_private_bytes(seed)
     signature = key.sign(_PREFIX + canonical_json(statement).encode())
-    return Certificate(statement, key.public_key().public_bytes_raw().hex(), signature.hex())
+    return Certificate(statement, public_key_of(seed), signature.hex())
+
+
+def public_key_of(seed: bytes) -> str:
+    """Return the public key of a home as a certificate has it. Raises ``MissingPackage``."""
+    with extra_required():
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw().hex()
 
 
 def require_signing() -> None:

@@ -33,6 +33,7 @@ from personalpeft.learning.erasure_plan import (
 from personalpeft.learning.layers import layer_order
 from personalpeft.learning.learner import Learner, kept_recipe, kept_verifier
 from personalpeft.learning.options import LearnOptions, not_cancelled
+from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
@@ -120,9 +121,9 @@ class ForgetReport(
         for layer, head in self.heads.items():
             lines.append(f"  {layer}: back to {head or 'the base'}")
         for report in self.rebuilt:
-            for each in (report, *report.above):
-                built = f"{each.revision or 'nothing'} built, {each.verdict}"
-                lines.append(f"  {each.layer}: {built}: {each.reason}")
+            built = f"{report.revision or 'nothing'} built, {report.outcome}"
+            stayed = report.outcome is LearnOutcome.UNCHANGED
+            lines.append(f"  {report.layer}: {'not built' if stayed else built}: {report.reason}")
         lines += [f"  {layer}: not rebuilt: {why}" for layer, why in self.not_rebuilt.items()]
         if self.remaining_mentions:
             lines.append("  the same words remain elsewhere; forget these too if you wish:")
@@ -327,7 +328,12 @@ def forget(
                 progress=progress,
                 cancelled=cancelled,
             )
-            rebuilt.append(Learner.from_services(services).learn(user, layer, options))
+            first = Learner.from_services(services).learn(user, layer, options)
+            for each in (replace(first, above=()), *first.above):
+                if each.outcome is LearnOutcome.NOTHING_TO_LEARN:
+                    not_rebuilt[each.layer] = each.reason
+                else:
+                    rebuilt.append(each)
         except NothingToLearn:
             not_rebuilt[layer] = "no lesson for it is left"
         except PersonalPeftError as error:

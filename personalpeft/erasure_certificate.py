@@ -16,18 +16,19 @@ from personalpeft.certificate import (
     FORMAT,
     VERSION,
     Certificate,
+    public_key_of,
     require_signing,
     sign_statement,
 )
 from personalpeft.erasure_exposure import ExposureMeasure
-from personalpeft.errors import Forgotten, NotFound, PersonalPeftError
+from personalpeft.errors import Forgotten, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import new_id
 from personalpeft.learning.candidate import describe_installation, imported_inputs
 from personalpeft.learning.erasure_plan import ErasurePlan, texts_beside, texts_of
 from personalpeft.learning.report import LearnReport
 from personalpeft.services import Services
 from personalpeft.store.backup import COPY_NAME
-from personalpeft.store.certificate_keys import load_certificate_keys
+from personalpeft.store.certificate_keys import has_certificate_keys, load_certificate_keys
 from personalpeft.store.hash_chain import read_chain_head
 from personalpeft.store.maintenance import RESTORED
 from personalpeft.store.plugin_data import PluginData
@@ -145,8 +146,7 @@ class CertificateDraft:
         statement["revisions"]["after"] = self._heads()
         statement["rebuilt"] = [
             {"layer": self._layer(report.layer), "outcome": str(report.outcome.value)}
-            for first in rebuilt
-            for report in (first, *first.above)
+            for report in rebuilt
         ]
         statement["not_rebuilt"] = [self._layer(layer) for layer in sorted(not_rebuilt)]
         statement["equality"] = self._check_inputs(plan)
@@ -299,7 +299,12 @@ class CertificateDraft:
 
 def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[str, ...]:
     """Implement ``Runtime.items_with_text``."""
-    keys = load_certificate_keys(store)
+    keys = load_certificate_keys(store) if has_certificate_keys(store) else None
+    if keys is None or public_key_of(keys.signing) != certificate.public_key:
+        raise InvalidInput(
+            f"The home {store.home} did not make this certificate, so it cannot tell.",
+            hint="Ask the home that made it: --home",
+        )
     return tuple(
         item["id"]
         for item in certificate.statement["items"]
@@ -308,7 +313,9 @@ def items_with_text(store: Store, certificate: Certificate, text: str) -> tuple[
 
 
 def _texts(item: Turn | Signal) -> list[str]:
-    return [item.messages[-1].content, item.reply] if isinstance(item, Turn) else texts_of(item)
+    if isinstance(item, Turn):
+        return [*(message.content for message in item.messages), item.reply]
+    return texts_of(item)
 
 
 def _all_inputs(store: Store, revision: Revision) -> tuple[list[Revision], bool]:

@@ -85,6 +85,7 @@ def publish(
     with services.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
         user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
         stacks_published: list[PublishedStack] = []
+        damaged: set[str] = set()
         written = removed = 0
         # A server has one base, and cannot use stacks of another.
         folder = PublishedSubfolder.below(
@@ -100,6 +101,11 @@ def publish(
                     if users is not None:
                         raise
                     continue  # The user was forgotten after the list was read.
+                except Damaged as error:
+                    # Servers keep the stack that they have: `verify --repair` builds it again.
+                    stacks_published.append(PublishedStack(user, None, error.message))
+                    damaged.add(user)
+                    continue
                 digest = adapter.digest if adapter else None
                 store.publications.set_current(user, str(folder.path), digest)
                 written += adapter is not None and folder.put(adapter)
@@ -108,6 +114,8 @@ def publish(
                 stacks_published.append(PublishedStack(user, name, reason))
         # After all stacks are recorded: two users may have the same.
         for user in user_ids:
+            if user in damaged:
+                continue
             with _publish_lock(store, user):
                 removed += _remove_former(store, user, folder)
     progress(_STAGE, 1.0)
@@ -139,14 +147,17 @@ def _unpublish(services: Services, user: str) -> None:
 def _build_adapter(
     services: Services, read_adapter: Callable[[str], Adapter], user: str
 ) -> tuple[PublishedAdapter | None, str]:
-    """Return a user's live stack as one adapter, or None and the reason why there is none."""
+    """Return a user's live stack as one adapter, or None and the reason why there is none.
+
+    Raises ``Damaged`` if an adapter file is missing or damaged.
+    """
     try:
         stack = stacks.enabled_stack(services, user)
         if stack.is_bare:
             return None, "nothing is live"
         layers = [(read_adapter(each.digest), each.weight) for each in stack.entries if each.weight]
         return build_published_adapter(compose(layers), services.base), ""
-    except (AdapterError, BaseMismatch, Damaged) as error:
+    except (AdapterError, BaseMismatch) as error:
         return None, error.message
 
 

@@ -150,7 +150,11 @@ def restore(
         HomeError: The home cannot be written, or a database in ``forgotten_in`` cannot be opened.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
-    home, backup = settings.home, _newest_copy(check_path("backup", backup).expanduser().absolute())
+    # A link to a home is kept: what is replaced is the folder that it leads to.
+    home = Path(os.path.realpath(settings.home))
+    backup = _newest_copy(check_path("backup", backup).expanduser().absolute())
+    if not (backup / DATABASE).stat().st_size:
+        raise _damaged_backup(backup)
     with map_home_errors(home):
         finish_replacement(home)
         exists = home.is_dir() and any(home.iterdir())
@@ -193,7 +197,13 @@ def restore(
                 key = keys.database if keys else None
                 erasures = (*erasures, *read_tombstones(home / DATABASE, key))
         progress("Forgetting", 0.0)
-        with _open(part, settings, clock) as store:
+        try:
+            copy = _open(part, settings, clock)
+        except HomeError as error:
+            if isinstance(error.__cause__, Damaged):
+                raise _damaged_backup(backup) from error
+            raise
+        with copy as store:
             _keep_keys(home, keys, store)
             Maintenance(store).write_note(RESTORED, clock.now().isoformat())
             owners = find_owners(store.database, erasures)
@@ -228,6 +238,13 @@ def restore(
         backup = replaced / backup.relative_to(home)
     lost = (replaced or home).joinpath(ENCRYPTION).exists() and not (home / ENCRYPTION).exists()
     return RestoreReport(home, backup, count, replaced, lost, missing, unreadable)
+
+
+def _damaged_backup(backup: Path) -> Damaged:
+    return Damaged(
+        f"The database of the backup {backup} is damaged, and nothing was restored.",
+        hint="Restore an older copy.",
+    )
 
 
 def _check_unused(home: Path, keys: HomeKeys | None, clock: Clock) -> None:

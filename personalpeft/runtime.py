@@ -252,8 +252,8 @@ class Runtime(
     def items_with_text(self, certificate: Certificate, text: str) -> tuple[str, ...]:
         """Return the ids of the items in a certificate of this home that had exactly a text.
 
-        Only this home can tell, since it has the key that names them. Raises ``HomeError``,
-        ``Damaged``.
+        Only this home can tell, since it has the key that names them. Raises ``InvalidInput`` if
+        another home made the certificate, ``HomeError``, ``Damaged``, and ``MissingPackage``.
         """
         check_types(
             "Runtime.items_with_text", certificate=(certificate, Certificate), text=(text, str)

@@ -7,7 +7,8 @@ scores of a candidate describe both, so that a reproduction elsewhere can tell w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache
@@ -18,6 +19,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
+from personalpeft.errors import Busy, HomeError
 from personalpeft.learning.data.assignment import lessons_for, scrub_assignments
 from personalpeft.learning.data.lesson import MAX_HOLDOUT
 from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage
@@ -27,6 +29,7 @@ from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import BUILD_FORMAT, TrainingConfig
 from personalpeft.services import Services
+from personalpeft.store.gc import delete_unnamed_blob
 from personalpeft.store.store import Store
 from personalpeft.types import (
     Json,
@@ -118,6 +121,21 @@ def store_candidate(
     return Candidate(
         plan, _layer_entry(services.store, plan.user, plan.layer, digest), blob, scores
     )
+
+
+@contextmanager
+def deleting_unrecorded(store: Store, candidates: Iterable[Candidate]) -> Iterator[None]:
+    """Delete the files of candidates that were not recorded in the block.
+
+    It may have failed, or the head moved meanwhile. A later erasure would not find these files.
+    """
+    try:
+        yield
+    finally:
+        for each in candidates:
+            # The garbage collection is the second chance.
+            with suppress(Busy, HomeError):
+                delete_unnamed_blob(store, each.entry.digest)
 
 
 def find_candidate(store: Store, plan: Plan) -> Candidate | None:

@@ -27,6 +27,7 @@ from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import (
     Candidate,
     ProposalPlan,
+    deleting_unrecorded,
     find_candidate,
     store_candidate,
 )
@@ -140,11 +141,14 @@ class TrainingPipeline:
     def _run_stages_after_training(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
     ) -> None:
-        changed = _each_user(lambda _, each: self._record_unchanged(each), candidates, results)
-        evaluated = self._evaluate(changed, results)
-        _each_user(
-            lambda user, result: self._judge_and_promote(changed[user], *result), evaluated, results
-        )
+        with deleting_unrecorded(self.services.store, candidates.values()):
+            changed = _each_user(lambda _, each: self._record_unchanged(each), candidates, results)
+            evaluated = self._evaluate(changed, results)
+            _each_user(
+                lambda user, result: self._judge_and_promote(changed[user], *result),
+                evaluated,
+                results,
+            )
 
     # train
 

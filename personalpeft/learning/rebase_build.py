@@ -21,7 +21,12 @@ from itertools import groupby
 from personalpeft.backends.base import Backend
 from personalpeft.engine.engine import Request
 from personalpeft.errors import NothingToLearn, PersonalPeftError
-from personalpeft.learning.candidate import Candidate, find_candidate, store_candidate
+from personalpeft.learning.candidate import (
+    Candidate,
+    deleting_unrecorded,
+    find_candidate,
+    store_candidate,
+)
 from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.data.lesson import Lesson
@@ -184,26 +189,27 @@ def _find_or_build(
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
-    leakage = _measure_leakage(services, candidate, cancelled)
-    prompt_examples = _measure_prompt_examples(services, candidate, cancelled)
-    unjudged = LearnReport(
-        user,
-        layer,
-        LearnOutcome.ABSTAINED,
-        (text_reason(UNJUDGED),),
-        services.clock.now(),
-        round(services.clock.timer() - plan.began, 3),
-        scores={
-            **candidate.scores,
-            "leakage": asdict(leakage),
-            PROMPT_EXAMPLES: asdict(prompt_examples),
-        },
-    )
-    revision = candidate.to_revision(unjudged)
-    report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
-    store.catalog.add_revision(
-        revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
-    )
+    with deleting_unrecorded(store, [candidate]):
+        leakage = _measure_leakage(services, candidate, cancelled)
+        prompt_examples = _measure_prompt_examples(services, candidate, cancelled)
+        unjudged = LearnReport(
+            user,
+            layer,
+            LearnOutcome.ABSTAINED,
+            (text_reason(UNJUDGED),),
+            services.clock.now(),
+            round(services.clock.timer() - plan.began, 3),
+            scores={
+                **candidate.scores,
+                "leakage": asdict(leakage),
+                PROMPT_EXAMPLES: asdict(prompt_examples),
+            },
+        )
+        revision = candidate.to_revision(unjudged)
+        report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
+        store.catalog.add_revision(
+            revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
+        )
     store.delete_checkpoint(user, layer)
     return candidate.entry, True
 

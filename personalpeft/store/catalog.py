@@ -266,6 +266,7 @@ class Catalog:
             resolve_layer(db, user, layer)
             if to is not None:
                 to = self._check_target(db, user, layer, to, base)
+                _check_same_base(db, user, layer, to, base)
             move = HeadMove(user, layer, read_head(db, user, layer), to, cause, self._now())
             record_move(db, move)
             return move
@@ -405,6 +406,30 @@ class Catalog:
             db.execute(
                 f"update layer set {column} = ? where user = ? and name = ?", [value, user, layer]
             )
+
+
+def _check_same_base(
+    db: sqlite3.Connection, user: str, layer: str, revision: str, base: str
+) -> None:
+    """Raise ``BaseMismatch`` if a head moves to a base that is not that of the other heads.
+
+    No base could answer with such a stack.
+    """
+    heads = {
+        row["name"]: row["base"]
+        for row in fetch_all(
+            db,
+            "select l.name, r.base from layer l"
+            " join revision r on r.user = l.user and r.id = l.head where l.user = ?",
+            user,
+        )
+    }
+    others = [name for name, built_on in heads.items() if name != layer and built_on != base]
+    if others and heads.get(layer) != base:
+        raise BaseMismatch(
+            f"{revision} was built on another base than the live revision of {others[0]}.",
+            hint="Move all layers at once: personalpeft rebase --to NAME",
+        )
 
 
 def _check_base(revision: str, built_on: str, base: str) -> None:

@@ -36,6 +36,11 @@ class CertificateKeys:
         return hmac.digest(self.naming, data, "sha256").hex()
 
 
+def has_certificate_keys(store: Store) -> bool:
+    """Return whether a home has keys: it made a certificate, or has begun one."""
+    return (store.home / CERTIFICATE_KEYS).exists()
+
+
 def load_certificate_keys(store: Store) -> CertificateKeys:
     """Return the keys of a home, made on first use. Raises ``Damaged``, ``HomeError``."""
     home, cipher = store.home, store.cipher

@@ -75,6 +75,16 @@ def delete_unnamed_blobs(store: Store) -> None:
             pass
 
 
+def delete_unnamed_blob(store: Store, digest: str) -> None:
+    """Delete a blob unless a revision of any user names it. Raises ``HomeError``, ``Busy``."""
+    database = store.database
+    if not unnamed_blobs(database, [digest]):
+        return
+    with map_home_errors(store.home), database.exclude_writers():
+        if unnamed_blobs(database, [digest]):
+            store.blobs.expected_path(digest).unlink(missing_ok=True)
+
+
 def delete_partial_files(store: Store) -> int:
     """Delete what killed programs left unfinished in the home and in the folders of its backups.
 

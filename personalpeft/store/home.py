@@ -148,19 +148,28 @@ def _check_is_home(home: Path, names: Iterable[str]) -> None:
             f"The home {home} belongs to another account (number {home.stat().st_uid}).",
             hint="Work under that account, or choose another home.",
         )
+    others = sorted(set(names) - _BEFORE_DATABASE - {DATABASE})
     if DATABASE in names:
+        # One that is being created has nothing beside its empty database and the journals. SQLite
+        # would take an empty database for a new one, and delete its journal.
+        has_more = any(name not in _JOURNALS and not name.startswith(".") for name in others)
+        if has_more and not (home / DATABASE).stat().st_size:
+            raise _lost_database(home, "is empty")
         return
-    others = sorted(set(names) - _BEFORE_DATABASE)
     if any(name in _IN_HOME or name in _JOURNALS for name in others):
-        raise HomeError(
-            f"The home {home} has lost its database {DATABASE}.",
-            hint="Restore that file from a backup, or choose another home.",
-        )
+        raise _lost_database(home, "is missing")
     if others:
         raise HomeError(
             f"The folder {home} is not a home: it holds {others[0]!a} and no {DATABASE}.",
             hint="Choose an empty folder or one that does not exist yet.",
         )
+
+
+def _lost_database(home: Path, how: str) -> HomeError:
+    return HomeError(
+        f"The home {home} has lost its database: {DATABASE} {how}.",
+        hint="Restore that file from a backup, or choose another home.",
+    )
 
 
 def _check_not_reencrypted(home: Path, keys: HomeKeys | None) -> None:

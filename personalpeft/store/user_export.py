@@ -74,9 +74,10 @@ class UserExport:
         return [each.content for each in self.entries if each.kind == kind and not each.forgotten]
 
     def without_revisions(self) -> UserExport:
-        """Return the turns and signals alone, without what was built from them."""
+        """Return turns, signals and the settings of layers, without what was built from them."""
         entries = tuple(each for each in self.entries if each.kind in _LEDGER_KINDS)
-        return replace(self, entries=entries, layers=())
+        layers = tuple({**each, "head": None} for each in self.layers)
+        return replace(self, entries=entries, layers=layers)
 
 
 def read_user(store: Store, user: str) -> UserExport:

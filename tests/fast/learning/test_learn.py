@@ -329,8 +329,31 @@ def test_rollback_during_a_learn_takes_precedence(fake_ada: User) -> None:
     assert [each.code for each in report.reasons] == [ReasonCode.HEAD_MOVED]
     assert fake_ada.stack().entries == ()
     assert len(fake_ada.revisions()) == count
+    # A later erasure could not find a file that no revision names.
+    assert _blobs(fake_ada) == {each.digest for each in fake_ada.revisions()}
     assert {trigger.key for trigger in fake_ada.pending().triggers} == set(more)
     assert fake_ada.learn().live
+
+
+@pytest.mark.parametrize("error", [Cancelled("", hint=""), RuntimeError("a bug")])
+def test_learn_that_ends_while_it_judges_leaves_no_adapter_behind(
+    fake_ada: User, error: Exception
+) -> None:
+    correct(fake_ada, 6)
+
+    def fail(stage: str, done: float) -> None:
+        if stage == "Judging":
+            raise error
+
+    with pytest.raises(type(error)):
+        fake_ada.learn(progress=fail)
+    assert _blobs(fake_ada) == set()
+    assert fake_ada.learn().live
+
+
+def _blobs(user: User) -> set[str]:
+    folder = user._services.store.home / "blobs"
+    return {path.name for path in folder.glob("*/*")}
 
 
 def test_signals_recorded_while_a_learn_was_stopped_are_learned_too(fake_ada: User) -> None:

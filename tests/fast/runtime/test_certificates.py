@@ -28,6 +28,7 @@ from personalpeft.certificate import sign_statement
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import UserExport, read_user
+from personalpeft.types import Message
 
 SECRETS = ("Zorblax", "Quuxwell", "ビスケット", "4711-0815", "zorb-user", "divorce")
 
@@ -279,13 +280,50 @@ def test_home_alone_can_tell_later_which_item_it_was(
     assert runtime.items_with_text(certificate, text) == (item,)
     assert runtime.items_with_text(certificate, f"My dog is {SECRETS[1]}.") == ()
     with open_runtime(tmp_path / "other") as other:
-        assert other.items_with_text(certificate, text) == ()
+        with pytest.raises(InvalidInput):
+            other.items_with_text(certificate, text)
+        assert not (tmp_path / "other" / CERTIFICATE_KEYS).exists()
+        certify(other.user("bo"), other.user("bo").remember(text))
+        with pytest.raises(InvalidInput):
+            other.items_with_text(certificate, text)
     assert stat.S_IMODE((home / CERTIFICATE_KEYS).stat().st_mode) == 0o600
     runtime.maintenance.back_up(tmp_path / "copies")
     runtime.close()
     personalpeft.restore(tmp_path / "copies", tmp_path / "again")
     with open_runtime(tmp_path / "again") as restored:
         assert restored.items_with_text(certificate, text) == (item,)
+
+
+def test_each_text_of_an_erased_turn_is_known_later(runtime: Runtime, ada: User) -> None:
+    texts = ["Be brief.", "My PIN is 4711.", "Noted.", "Thanks."]
+    roles = ["system", "user", "assistant", "user"]
+    reply = ada.chat([Message(*each) for each in zip(roles, texts, strict=True)], temperature=0)
+    certificate = certify(ada, reply.turn_id)
+    for text in (*texts, reply.text):
+        assert runtime.items_with_text(certificate, text) == (reply.turn_id,)
+
+
+def test_layer_with_too_few_lessons_left_is_certified_as_not_built_again(
+    runtime: Runtime,
+) -> None:
+    bo = runtime.user("bo")
+    items = correct(bo, 4)
+    bo.learn(accept=True)
+    forgotten = bo.forget(items[0], certificate=True)
+    assert forgotten.certificate is not None
+    assert forgotten.rebuilt == ()
+    assert list(forgotten.not_rebuilt) == ["style"]
+    statement = forgotten.certificate.statement
+    assert (statement["rebuilt"], statement["not_rebuilt"]) == ([], ["style"])
+
+
+def test_page_has_whole_paths_of_what_remains(tmp_path: Path, runtime: Runtime, ada: User) -> None:
+    items = correct(ada, 4)
+    ada.learn(accept=True)
+    runtime.publish(to=tmp_path / "a folder with a rather long name of its own")
+    certificate = certify(ada, items[0])
+    (folder,) = certificate.statement["remains"]["published"]
+    assert folder in certificate.to_markdown()
 
 
 @pytest.fixture

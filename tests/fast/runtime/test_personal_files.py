@@ -72,6 +72,19 @@ def test_export_that_no_import_would_read_is_refused(
         assert learned.export(tmp_path / "ada.personal", adapters=False).adapters == 0
 
 
+def test_weights_and_scopes_outlive_an_import_without_adapters(
+    learned: User, other_runtime: Any, tmp_path: Path
+) -> None:
+    learned.set_weight("style", 0.5)
+    learned.scope("style", "never")
+    learned.export(tmp_path / "ada.personal", adapters=False)
+    other_runtime.import_user(tmp_path / "ada.personal")
+    ada = other_runtime.user("ada")
+    assert ada.learn(accept=True).live
+    style = next(each for each in ada.layers() if each.name == "style")
+    assert (style.weight, style.scope) == (0.5, "never")
+
+
 @pytest.fixture
 def learned(learned_home: Path, ada: User) -> User:
     return ada

@@ -243,9 +243,21 @@ def test_unservable_stack_of_one_user_blocks_no_other(learned_users: Runtime, ho
     (home / "blobs" / entry.digest[:2] / entry.digest).write_bytes(b"other bytes")
     done = learned_users.publish()
     assert [each.user for each in done.stacks if each.name] == ["ada", "cy"]
+    assert [each.user for each in done.stacks if each.reason] == ["bo"]
     done = learned_users.publish(["bo"])
     assert done.stacks[0].name is None
     assert done.stacks[0].reason
+
+
+def test_published_stack_stays_while_its_adapter_here_is_lost(
+    learned_users: Runtime, home: Path
+) -> None:
+    before = digests(learned_users.publish().folder)
+    (entry,) = learned_users.user("bo").stack().entries
+    (home / "blobs" / entry.digest[:2] / entry.digest).unlink()
+    done = learned_users.publish()
+    assert done.taken == 0
+    assert digests(done.folder) == before
 
 
 def test_stack_shared_by_two_users_stays_until_neither_has_it(

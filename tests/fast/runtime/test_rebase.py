@@ -155,6 +155,16 @@ def test_layers_move_to_another_base_and_back_and_nothing_is_trained_twice(
     assert not any(each.trained for each in again.layers)
 
 
+def test_one_layer_alone_does_not_go_back_to_the_former_base(bases_after: Bases) -> None:
+    with bases_after.open(bases_after.first) as (_, ada), pytest.raises(BaseMismatch):
+        ada.rollback("style")
+    with bases_after.open(bases_after.second) as (_, ada):
+        assert ask(ada).text
+        ada.rollback("style", "base")
+        ada.rollback("style")
+        assert len(ada.stack().entries) == 2
+
+
 def test_style_on_another_base_is_served_with_examples_too(bases_after: Bases) -> None:
     with bases_after.open(bases_after.second) as (_, ada):
         reply = ask(ada, "question 2")

@@ -344,6 +344,31 @@ def test_damaged_backup_and_busy_home_change_nothing(home: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copies", "home"]
 
 
+def test_backup_whose_database_is_empty_is_not_restored(home: Path, tmp_path: Path) -> None:
+    with open_runtime(home) as runtime:
+        correct(runtime.user("ada"), 1, first=10)
+        runtime.maintenance.back_up(tmp_path / "copies")
+    newest = sorted(each for each in (tmp_path / "copies").iterdir() if each.is_dir())[-1]
+    (newest / "personalpeft.db").write_bytes(b"")
+    with pytest.raises(Damaged) as error:
+        personalpeft.restore(tmp_path / "copies", tmp_path / "new")
+    assert str(newest) in error.value.message
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_home_behind_a_link_is_replaced_where_it_lies(home: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    report = personalpeft.restore(tmp_path / "copies", link, replace=True)
+    assert link.is_symlink()
+    assert report.home == home
+    assert report.replaced is not None
+    assert not report.replaced.is_symlink()
+    with open_runtime(link) as runtime:
+        assert runtime.user("ada").turns()
+
+
 @pytest.mark.parametrize(
     "loss",
     ["missing in the home", pytest.param("damaged in the copy", marks=pytest.mark.exhaustive)],

@@ -111,6 +111,12 @@ def _database_lost(home: Path) -> None:
     (home / "personalpeft.db").unlink()
 
 
+def _database_emptied(home: Path) -> None:
+    with opened(home) as store:
+        store.blobs.put("ada", b"x")
+    (home / "personalpeft.db").write_bytes(b"")
+
+
 def _newer_version(home: Path) -> None:
     opened(home).close()
     with_sqlite(home, "pragma user_version = 99")
@@ -136,6 +142,7 @@ def _unknown_migration(home: Path) -> None:
         (_a_file, "not a folder"),
         (_a_dangling_link, "not a folder"),
         (_database_lost, "lost its database"),
+        (_database_emptied, "lost its database"),
         (_newer_version, "newer version"),
         (_unknown_migration, "0999_telepathy"),
     ],
