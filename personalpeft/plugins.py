@@ -39,6 +39,9 @@ COMMANDS = "personalpeft.commands"
 USER_DATA = "personalpeft.user_data"
 RIGHT = "right"
 
+MAX_SHAPED_REWARD = 1e6
+"""The largest absolute value of a shaped reward: squares of larger ones may overflow."""
+
 T = TypeVar("T")
 
 
@@ -66,7 +69,10 @@ class Verifier(Protocol):
         ...
 
     def verify(self, task: Task, reply: str) -> float | Mapping[str, float]:
-        """Return a reward from 0 to 1, where 1 is right, or several by name, one called "right"."""
+        """Return a reward from 0 to 1, where 1 is right, or several by name, one called "right".
+
+        The names are the same for every reply.
+        """
         ...
 
 
@@ -95,7 +101,7 @@ class Shaping(Protocol):
         ...
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> Sequence[float]:
-        """Return one finite reward for each attempt. Equal rewards have no effect on training.
+        """Return one reward for each attempt, from -1e6 to 1e6. Equal ones have no effect.
 
         Args:
             attempts: The replies of one group.
@@ -215,7 +221,8 @@ class Plugins:
         name = plugin if isinstance(plugin, str) else _qualified_name(plugin)
         if isinstance(plugin, str):
             plugin = self._load(group, kind, name, create)
-        if not isinstance(plugin, protocol):
+        # Python 3.11 reads the properties of a plugin for this.
+        if not _call_plugin(kind, name, "be used", lambda: isinstance(plugin, protocol)):
             raise _plugin_error(
                 kind, name, f"is a {type(plugin).__name__} and lacks a part of a {kind}"
             )
@@ -264,13 +271,12 @@ class CheckedVerifier:
             "verifier", self.name, "set tasks", lambda: list(self.verifier.tasks(seed, count))
         )
         for task in tasks:
-            if (
-                not isinstance(task, Task)
-                or not isinstance(task.prompt, str)
-                or not task.prompt.strip()
-            ):
+            if not (isinstance(task, Task) and _is_text(task.id) and _is_text(task.prompt)):
                 raise _plugin_error("verifier", self.name, f"returned {task!r:.80} as a task")
-        return tuple({task.prompt: task for task in tasks}.values())[:count]
+        different = tuple({task.prompt: task for task in tasks}.values())[:count]
+        if len({task.id for task in different}) < len(different):
+            raise _plugin_error("verifier", self.name, "returned two tasks with the same id")
+        return different
 
     def verify(self, task: Task, reply: str) -> Mapping[str, float]:
         """Return the rewards of a reply by name, "right" among them. Raises ``PluginError``."""
@@ -302,9 +308,12 @@ class CheckedRewardShaper:
     @property
     def train_on_solved(self) -> bool:
         """See ``Shaping.train_on_solved``."""
+        return _call_plugin("shaping", self.name, "say train_on_solved", self._train_on_solved)
+
+    def _train_on_solved(self) -> bool:
         if isinstance(self.shaping, Shaping):
             return bool(self.shaping.train_on_solved)
-        warnings.warn("mastered is called train_on_solved now", DeprecationWarning, stacklevel=2)
+        warnings.warn("mastered is called train_on_solved now", DeprecationWarning, stacklevel=3)
         return bool(self.shaping.mastered)
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> tuple[float, ...]:
@@ -312,7 +321,9 @@ class CheckedRewardShaper:
         rewards = _call_plugin(
             "shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate))
         )
-        if len(rewards) != len(attempts) or not all(_is_number(value) for value in rewards):
+        if len(rewards) != len(attempts) or not all(
+            _is_number(value) and abs(value) <= MAX_SHAPED_REWARD for value in rewards
+        ):
             raise _plugin_error(
                 "shaping", self.name, f"returned {rewards!r:.80} for {len(attempts)} attempts"
             )
@@ -340,7 +351,18 @@ def _plugin_error(kind: str, name: str, problem: str) -> PluginError:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # An integer that no float can hold.
+        return False
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is a text that a database and a tokenizer can read, and not blank."""
+    try:
+        return isinstance(value, str) and bool(value.strip()) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _qualified_name(plugin: object) -> str:

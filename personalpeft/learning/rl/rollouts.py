@@ -27,6 +27,7 @@ from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.engine.engine import Engine, Request
+from personalpeft.errors import PluginError
 from personalpeft.learning.options import Condition, cancelled_error
 from personalpeft.learning.train.losses import BaseLoss, SFTLoss
 from personalpeft.plugins import RIGHT, Attempt, CheckedVerifier, Task
@@ -204,6 +205,13 @@ def sample_rollouts(
         length = len(reply.tokens) / request.sampling.max_tokens
         rewards = verifier.verify(task, reply.text)
         rollouts.append(Rollout(reply.text, continuation, length, rewards))
+    names = {frozenset(each.rewards) for each in rollouts}
+    if len(names) > 1:
+        raise PluginError(
+            f"The verifier {verifier.name} returned rewards of other names for other replies: "
+            f"{', '.join(sorted(set().union(*names)))}.",
+            hint="Report it to the plugin's authors. Nothing was changed.",
+        )
     count = len(requests)
     return tuple(
         RolloutGroup(task, tuple(rollouts[index::count]))

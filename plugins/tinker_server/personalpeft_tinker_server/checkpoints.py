@@ -25,6 +25,7 @@ from personalpeft.adapters.formats.peft import export_peft, import_peft
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.ids import check_layer_name
 from personalpeft.types import Stack, StackEntry, canonical_digest
 from personalpeft_tinker_server import models
 from personalpeft_tinker_server.database import MAX_BYTES, USER_OWNER, Database
@@ -276,8 +277,14 @@ class Checkpoints:
             )
         # Before the weights are read, which may be erased at any time.
         sources = set().union(*map(self._sources.of, request.source_paths))
-        parts = [self._adapter(self.find(owner, path)) for path in request.source_paths]
-        pairs = concatenate(compose(list(zip(parts, request.coefficients, strict=True))))
+        coefficients = dict.fromkeys(request.source_paths, 0.0)
+        for path, coefficient in zip(request.source_paths, request.coefficients, strict=True):
+            coefficients[path] += coefficient
+        parts = [
+            (self._adapter(self.find(owner, path)), coefficient)
+            for path, coefficient in coefficients.items()
+        ]
+        pairs = concatenate(compose(parts))
         rank = max((pair.a.shape[1] for pair in pairs.values()), default=0)
         if not rank:
             raise InvalidInput("The sum is zero.", hint="Give a coefficient that is not 0.")
@@ -319,6 +326,7 @@ class Checkpoints:
             NotFound: There are no such weights, or no such user.
             InvalidInput: They were trained from another user's layer.
         """
+        check_layer_name(request.layer)
         others = sorted({each.user for each in self._sources.of(request.tinker_path)})
         if any(user != request.user for user in others):
             raise InvalidInput(

@@ -87,6 +87,8 @@ def read_number(body: bytes, *, protobuf: bool) -> tuple[str, int] | None:
         else:
             fields = json.loads(body)
             run, seq = fields["model_id"], fields["seq_id"]
+            # JSON may have half of a surrogate pair, which no text of a database can hold.
+            str(run).encode()
     except (*_MALFORMED, RecursionError):
         return None
     is_number = isinstance(seq, int) and 0 <= seq <= models.MAX_SEQ

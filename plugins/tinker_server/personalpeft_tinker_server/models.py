@@ -16,6 +16,8 @@ MAX_TOP_PROMPT_LOGPROBS = 256
 MAX_SEQ = 2**63 - 2
 """The largest number of a call: the database must have room for the next."""
 _Seq: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEQ)]
+# A hundred years: the time of the end must be one that a calendar has.
+_Ttl: TypeAlias = Annotated[int, Field(ge=1, le=100 * 365 * 24 * 3600)]
 _Count: TypeAlias = Annotated[int, Field(ge=0)]
 _Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
@@ -153,7 +155,7 @@ class SaveWeights(Wire):
     model_id: str
     seq_id: _Seq | None = None
     path: _Name | None = None
-    ttl_seconds: Annotated[int, Field(ge=1)] | None = None
+    ttl_seconds: _Ttl | None = None
     overwrite: bool = False
 
 
@@ -178,7 +180,7 @@ class WeightsInfo(Wire):
 
 
 class SetTtl(Wire):
-    ttl_seconds: Annotated[int, Field(ge=1)] | None = None
+    ttl_seconds: _Ttl | None = None
 
 
 class Interpolate(Wire):

@@ -184,6 +184,8 @@ class Service:
 
     def create_run_from(self, owner: str, request: models.LoadWeights, body: bytes) -> QueuedCall:
         """Create a run of the shape of saved weights, and queue the call that loads them."""
+        if request.base_model is not None:
+            self._check_base(request.base_model)
         base, manifest = self.weights_info(owner, request.path)
         attn, mlp = trained_parts(manifest.targets)
         run = self._add_run(
@@ -276,7 +278,9 @@ class Service:
         return row
 
     def sample(self, owner: str, request: models.Sample, body: bytes) -> QueuedCall:
-        """Queue a sampling call. Raises ``QueueFull``."""
+        """Queue a sampling call. Raises ``QueueFull``, ``InvalidInput``."""
+        if request.base_model is not None:
+            self._check_base(request.base_model)
         id_ = None
         if request.sampling_session_id is not None and request.seq_id is not None:
             # The sampler may be another owner's: that is found when the call is executed.

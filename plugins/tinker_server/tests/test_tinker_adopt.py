@@ -95,8 +95,12 @@ def test_without_lessons_the_user_can_accept_the_weights(server: TinkerServer) -
 def test_weights_that_cannot_be_adopted_are_named(server: TinkerServer, start: Start) -> None:
     server.runtime.user("ada")
     server.runtime.user("bo")
-    run = server.session("ada").run()
+    session = server.session("ada")
+    run = session.run()
     path = run.save("mine")
+    body = {"tinker_path": path, "user": "ada", "layer": "bogus layer"}
+    refused = session.client.ask("POST", "personal/adopt", body)
+    assert (refused.status_code, "bogus layer" in refused.text) == (400, True)
     assert "no weights" in adopt("tinker://nowhere/weights/mine")
     assert "no user" in adopt(path, user="carl").lower()
     adopt(path, "--accept")

@@ -88,6 +88,7 @@ def test_a_request_with_a_mistake_still_has_its_number() -> None:
         '{"model_id": 3, "seq_id": 3}',
         '{"model_id": "x", "seq_id": -1}',
         "[" * 100_000,
+        '{"model_id": "\\ud800", "seq_id": 1}',
     ):
         assert read_number(text.encode(), protobuf=False) is None
 

@@ -149,6 +149,18 @@ def test_a_stop_string_ends_a_sample(server: TinkerServer) -> None:
     assert backend.decode(cut["tokens"]).endswith("brown")
 
 
+def test_a_sample_of_a_base_that_the_server_does_not_have_is_refused(
+    server: TinkerServer,
+) -> None:
+    body = {
+        "base_model": "no-base-of-this-server",
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": PROMPT}]},
+        "sampling_params": {"max_tokens": 2},
+    }
+    answer = server.session().client.ask("POST", "asample", body)
+    assert (answer.status_code, "This server's base" in answer.text) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("prompt", "more", "problem"),
     [

@@ -50,6 +50,8 @@ def test_a_load_can_create_the_run(server: TinkerServer) -> None:
     session.client.result(made["request_id"])
     info = session.client.post("get_info", {"model_id": made["model_id"]})
     assert info["lora_rank"] == 3
+    other = {**body, "model_seq_id": 6, "base_model": "no-base-of-this-server"}
+    assert session.client.ask("POST", "load_weights", other).status_code == 400
 
 
 @pytest.mark.exhaustive
@@ -142,6 +144,11 @@ def test_the_time_of_weights_can_be_changed(server: TinkerServer) -> None:
     )
     (kept,) = client.get("checkpoints")["checkpoints"]
     assert kept["expires_at"] is None
+    # No calendar has the end of such a time.
+    for seconds in (10**12, 10**30, 10**400):
+        route = f"{checkpoint_route(path)}/ttl"
+        assert client.ask("PUT", route, {"ttl_seconds": seconds}).status_code == 400
+    assert client.get("checkpoints")["checkpoints"] == [kept]
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 4
 
 
@@ -212,18 +219,20 @@ def test_an_interpolation_is_the_weighted_sum(server: TinkerServer) -> None:
         for place in (path, mixed["path"])
     ]
     assert same[0]["prompt_logprobs"][1:] == pytest.approx(same[1]["prompt_logprobs"][1:], abs=1e-4)
-    body = {"source_paths": [path], "coefficients": [0.0]}
-    with pytest.raises(CallFailed, match="zero"):
-        client.result(client.post("mint/checkpoints/interpolate", body)["request_id"])
+    for paths, coefficients in (([path], [0.0]), ([path, path], [1.0, -1.0])):
+        body = {"source_paths": paths, "coefficients": coefficients}
+        with pytest.raises(CallFailed, match="zero"):
+            client.result(client.post("mint/checkpoints/interpolate", body)["request_id"])
 
 
 def test_an_interpolation_whose_rank_would_be_too_large_is_refused(server: TinkerServer) -> None:
     session = server.session()
-    path = session.run(rank=64).save("wide", "save_weights_for_sampler")
+    run = session.run(rank=64)
+    paths = [run.save(f"wide{number}", "save_weights_for_sampler") for number in range(9)]
     client = session.client
 
     def interpolate(count: int) -> str:
-        body = {"source_paths": [path] * count, "coefficients": [1 / count] * count}
+        body = {"source_paths": paths[:count], "coefficients": [1 / count] * count}
         call = client.post("mint/checkpoints/interpolate", body)
         saved: str = client.result(call["request_id"])["path"]
         return saved
@@ -232,7 +241,7 @@ def test_an_interpolation_whose_rank_would_be_too_large_is_refused(server: Tinke
     assert client.post("weights_info", {"tinker_path": interpolate(8)})["lora_rank"] == 512
     with refused("sum to 576; the most is 512"):
         interpolate(9)
-    assert len(client.get("checkpoints")["checkpoints"]) == 2
+    assert len(client.get("checkpoints")["checkpoints"]) == 10
 
 
 def test_archives_are_peft_folders(server: TinkerServer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from personalpeft import LearnReport, NotFound, User
+from personalpeft import InvalidInput, LearnReport, NotFound, User
 from personalpeft.ids import check_skill_name
 from personalpeft.types import SignalKind
 from personalpeft_world_model.environment import Outcome, State
@@ -25,6 +25,9 @@ _AT_ONCE = 16
 
 Query: TypeAlias = tuple[str, State, str]
 """A task, the state before an action, and the action."""
+
+
+MAX_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class Training:
     rank: int = 16
     learning_rate: float = 1e-3
     holdout: float = 0.1
+
+    def __post_init__(self) -> None:
+        # Before anything is taught. Negated, so that NaN is refused as well.
+        if not 0 < self.epochs <= MAX_EPOCHS:
+            raise InvalidInput(
+                f"The epochs must be more than 0 and at most {MAX_EPOCHS:,}, not {self.epochs}.",
+                hint="Leave them out for the default.",
+            )
 
     @property
     def recipe(self) -> dict[str, Any]:

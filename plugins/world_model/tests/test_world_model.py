@@ -43,6 +43,15 @@ from personalpeft_world_model import (
     warm_start,
 )
 
+
+@pytest.mark.parametrize("epochs", [0, -1, float("nan"), float("inf"), 1e300])
+def test_epochs_that_no_training_could_take_are_refused_before_anything_is_taught(
+    epochs: float,
+) -> None:
+    with pytest.raises(InvalidInput):
+        Training(epochs=epochs)
+
+
 QUICK = Training(epochs=1, batch_size=8, rank=4, learning_rate=0.02, holdout=0.34)
 
 

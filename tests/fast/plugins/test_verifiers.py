@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from example_counts import examples
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft import InvalidInput, MissingPackage, NotFound, PluginError
-from personalpeft.plugins import VERIFIERS, CheckedVerifier, Plugins, Task
+from personalpeft.plugins import VERIFIERS, Attempt, CheckedVerifier, Plugins, Task
 
 
 @pytest.fixture(
@@ -132,3 +134,65 @@ def test_verifier_that_exits_ends_as_a_plugin_error() -> None:
 
     with pytest.raises(PluginError, match="SystemExit"):
         Plugins().verifier(Exiting()).verify(Task("1", "?", {}), "!")
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [Task("1", "half a \ud800 pair", {})],
+        [Task("\ud800", "What is 1 + 1?", {})],
+        [Task(("a", object()), "What is 1 + 1?", {})],  # type: ignore[arg-type]
+        [Task("1", "What is 1 + 1?", {}), Task("1", "What is 2 + 2?", {})],
+    ],
+)
+def test_tasks_that_cannot_be_stored_end_as_a_plugin_error(tasks: list[Task]) -> None:
+    class Setting:
+        def tasks(self, seed: int, count: int) -> list[Task]:
+            return tasks
+
+        def verify(self, task: Task, reply: str) -> float:
+            return 1.0
+
+    with pytest.raises(PluginError):
+        Plugins().verifier(Setting()).tasks(0, 4)
+
+
+@pytest.mark.parametrize("reward", [10**400, float("nan"), "1", None, {"brief": 1.0}])
+def test_reward_that_is_none_ends_as_a_plugin_error(reward: Any) -> None:
+    class Judging:
+        def tasks(self, seed: int, count: int) -> list[Task]:
+            return []
+
+        def verify(self, task: Task, reply: str) -> Any:
+            return reward
+
+    with pytest.raises(PluginError):
+        Plugins().verifier(Judging()).verify(Task("1", "What is 1 + 1?", {}), "2")
+
+
+class Shaping:
+    def __init__(self, reward: float, error: Exception | None = None) -> None:
+        self._reward, self._error = reward, error
+
+    @property
+    def train_on_solved(self) -> bool:
+        if self._error:
+            raise self._error
+        return False
+
+    def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> list[float]:
+        return [self._reward] * len(attempts)
+
+
+@pytest.mark.parametrize("reward", [10**400, 1e200, float("inf")])
+def test_shaped_reward_that_training_could_not_square_ends_as_a_plugin_error(
+    reward: float,
+) -> None:
+    shaping = Plugins().shaping(Shaping(reward))
+    with pytest.raises(PluginError):
+        shaping.shape([Attempt(1.0, True, 0.5)], 1.0)
+
+
+def test_property_of_a_shaping_that_fails_ends_as_a_plugin_error() -> None:
+    with pytest.raises(PluginError):
+        _ = Plugins().shaping(Shaping(1.0, RuntimeError("a bug"))).train_on_solved
