@@ -80,11 +80,16 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
                     "digits, '_', '-' and '.'.",
                 )
         function = tool["function"]
-        if not isinstance(function.get("description") or "", str) or not isinstance(
-            function.get("parameters") or {}, Mapping
+        parameters = function.get("parameters") or {}
+        if (
+            not isinstance(function.get("description") or "", str)
+            or not isinstance(parameters, Mapping)
+            # Chat templates read it as an object.
+            or not isinstance(parameters.get("properties") or {}, Mapping)
         ):
             raise InvalidInput(
-                f"The description of tool {number} must be text and its parameters an object.",
+                f"The description of tool {number} must be text, and its parameters and their "
+                "properties objects.",
                 hint="Give the parameters as a JSON Schema.",
             )
     if len(set(names)) < len(names):

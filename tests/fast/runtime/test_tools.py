@@ -139,6 +139,9 @@ BAD: dict[str, dict[str, Any]] = {
             {"type": "function", "function": {"name": "f", "parameters": {"x": float("nan")}}}
         ]
     },
+    "properties that are no object": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]
+    },
     "a user who calls": {
         "prompt": [{**QUESTION, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
     },
