@@ -1,8 +1,7 @@
 """Select lessons of a user that stand in a prompt as examples.
 
 A request that begins a conversation gets the lessons nearest to it as earlier turns, if it is as
-similar to the lessons as these are to one another. How similar that is, a quantile of their
-similarities, was chosen for each revision. A layer that learned a style follows it further
+similar to the lessons as these are to one another. A layer that learned a style follows it further
 with examples. Replies later in a conversation follow the earlier ones anyway.
 
 Invariants: examples are lessons that the attached revision was built from. So a rollback ends them,
@@ -23,14 +22,7 @@ from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Vectors
 from personalpeft.store.ledger import SignalsMark
 from personalpeft.store.store import Store
-from personalpeft.types import (
-    IS_SERVED,
-    PROMPT_EXAMPLES,
-    Message,
-    PromptExample,
-    Revision,
-    split_system,
-)
+from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
 
 MIN_LESSONS = 4
 """Fewer lessons do not show how similar they are to one another."""
@@ -38,12 +30,10 @@ MIN_LESSONS = 4
 MAX_LESSONS = 64
 """The newest lessons are compared with a request. A style shows in any of them."""
 
-QUANTILES = (0.25, 0.5, 0.75, 1.0)
-"""What a request has to reach to get examples. The first is reached by requests that are as similar
-to a lesson as three of four lessons are to another."""
-
 # More of them cost time at the beginning of each conversation, and gained nothing.
 _MAX_EXAMPLES = 2
+# Of four lessons three are at least so similar to another.
+_QUANTILE = 0.25
 # Examples take at most an eighth of the base's context.
 _CONTEXT_SHARE = 8
 _MAX_KNOWN_USERS = 64
@@ -80,8 +70,8 @@ class ExampleSelector:
         """
         if not begins_conversation(messages):
             return ()
-        quantile = served_quantile(self._store.catalog.revision(user, head))
-        if quantile is None:
+        measured = self._store.catalog.revision(user, head).scores.get(PROMPT_EXAMPLES, {})
+        if not measured.get(IS_SERVED):
             return ()
         system, (request,) = split_system(messages)
         lessons = [each for each in self._built_from(user, head) if each.system == system]
@@ -91,10 +81,7 @@ class ExampleSelector:
             user, {each.signal: [each.request] for each in lessons}
         )
         vectors = np.concatenate([cached[each.signal] for each in lessons])
-        embedding = self._memory.embedder.embed([request.content])[0]
-        if reached_quantile(vectors, embedding) < quantile:
-            return ()
-        return nearest_examples(lessons, vectors, embedding)
+        return nearest_examples(lessons, vectors, self._memory.embedder.embed([request.content])[0])
 
     def evict_user(self, user: str) -> None:
         """Drop the cached lessons of a user."""
@@ -120,37 +107,20 @@ def begins_conversation(messages: Sequence[Message]) -> bool:
     return not (rest or first.role != "user" or first.tools or not first.content.strip())
 
 
-def served_quantile(revision: Revision) -> float | None:
-    """Return the quantile from which a style is served with examples; None if it never is."""
-    measured = revision.scores.get(PROMPT_EXAMPLES, {})
-    # Earlier versions stored no quantile.
-    return measured.get("quantile", QUANTILES[0]) if measured.get(IS_SERVED) else None
-
-
-def reached_quantile(lessons: Vectors, request: Vectors) -> float:
-    """Return the highest of ``QUANTILES`` that a request reaches, or 0.
-
-    Args:
-        lessons: ``[n, size]``, the embeddings of the lessons' requests, each of length 1; at least
-            ``MIN_LESSONS``.
-        request: ``[size]``, the embedding of the request.
-    """
-    similarity = (lessons @ request).max()
-    reached = (each for each in QUANTILES if similarity >= similarity_between(lessons, each))
-    return max(reached, default=0.0)
-
-
 def nearest_examples(
     lessons: Sequence[PromptExample], vectors: Vectors, request: Vectors
 ) -> tuple[PromptExample, ...]:
-    """Return the lessons nearest to a request, the nearest last.
+    """Return the lessons nearest to a request, the nearest last; none if it is unlike them.
 
     Args:
-        lessons: The lessons.
+        lessons: At least ``MIN_LESSONS`` lessons.
         vectors: ``[len(lessons), size]``, the embeddings of their requests, each of length 1.
         request: ``[size]``, the embedding of the request.
     """
-    nearest = np.argsort(vectors @ request, kind="stable")[-_MAX_EXAMPLES:]
+    similarities = vectors @ request
+    if similarities.max() < similarity_between(vectors, _QUANTILE):
+        return ()
+    nearest = np.argsort(similarities, kind="stable")[-_MAX_EXAMPLES:]
     return tuple(lessons[number] for number in nearest)
 
 

@@ -154,42 +154,24 @@ def effective_stack(
 
 
 @dataclass(frozen=True, slots=True)
-class ExampleTurns:
-    """The turns that precede a request which reaches ``quantile`` (``chat.examples.QUANTILES``)."""
-
-    turns: tuple[Message, ...]
-    quantile: float
-
-
-def turns_from(
-    examples: Mapping[str, ExampleTurns], quantile: float
-) -> dict[str, tuple[Message, ...]]:
-    """Return the turns of those requests that reach a quantile, by their keys."""
-    return {key: each.turns for key, each in examples.items() if each.quantile >= quantile}
-
-
-@dataclass(frozen=True, slots=True)
 class EvalJob:
     """One candidate to be measured against the live stack.
 
-    The examples of a style's candidate depend on its answers to the probes. ``probe_examples`` are
-    by the probe that they would precede, None where a candidate has none of its own, and
-    ``lesson_examples`` by the key of the lesson.
+    ``prompt_examples`` are turns by the probe that they would precede; None where a candidate has
+    none.
     """
 
     user: str
     live: EffectiveStack
     candidate: EffectiveStack
     eval_set: EvalSet
-    probe_examples: Mapping[str, ExampleTurns] | None = None
-    lesson_examples: Mapping[str, ExampleTurns] = field(default_factory=dict)
+    prompt_examples: Mapping[str, tuple[Message, ...]] | None = None
 
     def as_served(self, measured: PromptExampleResults) -> EvalJob:
-        """Return the job with the candidate as its users get it, after its probes were measured."""
-        if self.probe_examples is None or not measured.served:
+        """Return the job with the candidate as its users get it: perhaps without its examples."""
+        if measured.served or self.prompt_examples is None:
             return self
-        examples = turns_from(self.lesson_examples, measured.quantile)
-        return replace(self, candidate=replace(self.candidate, examples=examples))
+        return replace(self, candidate=replace(self.candidate, examples={}))
 
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
@@ -271,12 +253,12 @@ class EvalJob:
         return [
             Request(
                 self.user,
-                (*examples.turns, Message("user", question)),
+                (*turns, Message("user", question)),
                 self.candidate.parts[question],
                 PROBE_SAMPLING,
                 background=True,
             )
-            for question, examples in (self.probe_examples or {}).items()
+            for question, turns in (self.prompt_examples or {}).items()
         ]
 
 

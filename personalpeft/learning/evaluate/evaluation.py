@@ -12,7 +12,6 @@ from itertools import chain, islice
 from statistics import median
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.chat.examples import QUANTILES
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
@@ -207,25 +206,19 @@ def _probe_results(
 def _prompt_example_results(
     job: EvalJob, without: Sequence[str], with_examples: Sequence[str]
 ) -> PromptExampleResults:
-    """Decide which requests get examples: as many as the probes allow that are as similar."""
-    results = PromptExampleResults()
-    if job.probe_examples is None:
-        return results
+    """Count right answers to the probes that would get examples, and decide if they get any."""
+    if job.prompt_examples is None:
+        return PromptExampleResults()
     probes = job.eval_set.general.probes
-    replies = dict(zip((probe.question for probe in probes), without, strict=True))
-    is_right = {probe.question: probe.is_right for probe in probes}
-    answers = [
-        (each.quantile, is_right[question](replies[question]), is_right[question](reply))
-        for (question, each), reply in zip(job.probe_examples.items(), with_examples, strict=True)
+    answers = dict(zip(job.prompt_examples, with_examples, strict=True))
+    pairs = [
+        (probe.is_right(reply), probe.is_right(answers[probe.question]))
+        for probe, reply in zip(probes, without, strict=True)
+        if probe.question in answers
     ]
-    for quantile in QUANTILES:
-        pairs = [pair for reached, *pair in answers if reached >= quantile]
-        before, after = (sum(pair[side] for pair in pairs) for side in (0, 1))
-        served = before - after <= len(probes) // _PROBES_PER_LOSS
-        results = PromptExampleResults(len(pairs), before, after, served, quantile)
-        if served:
-            break
-    return results
+    before, after = (sum(side) for side in zip(*pairs, strict=True)) if pairs else (0, 0)
+    served = before - after <= len(probes) // _PROBES_PER_LOSS
+    return PromptExampleResults(len(pairs), before, after, served)
 
 
 def _kl_from_base(engine: Scorer, job: EvalJob, completions: Completions) -> Iterator[float]:

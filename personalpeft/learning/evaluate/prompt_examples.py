@@ -16,17 +16,15 @@ from personalpeft.chat.examples import (
     begins_conversation,
     is_short,
     nearest_examples,
-    reached_quantile,
-    served_quantile,
 )
 from personalpeft.learning.data.assignment import load_style_examples
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.eval_job import EvalJob, ExampleTurns, turns_from
+from personalpeft.learning.evaluate.eval_job import EvalJob
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.plan import Plan
 from personalpeft.memory.types import Vectors
 from personalpeft.services import Services
-from personalpeft.types import PromptExample, split_system
+from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
 
 
 def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob:
@@ -42,11 +40,10 @@ def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob
     lessons = (*eval_set.undecided, *eval_set.retention, *eval_set.other_layers)
     held_out = [each for each in (*lessons, *eval_set.rated.held_out) if each.signal in of_style]
 
-    def find(examples: Sequence[PromptExample]) -> dict[str, ExampleTurns]:
+    def find(examples: Sequence[PromptExample]) -> dict[str, tuple[Message, ...]]:
         return _examples_for_lessons(services, examples, held_out, eval_set.max_length)
 
-    examples, quantile = _live_examples(services, plan, {each.signal for each in held_out})
-    live = turns_from(find(examples), quantile)
+    live = find(_live_examples(services, plan, {each.signal for each in held_out}))
     job = replace(job, live=replace(job.live, examples=live))
     if plan.layer != "style":
         return replace(job, candidate=replace(job.candidate, examples=live))
@@ -57,38 +54,34 @@ def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob
         return job
     return replace(
         job,
-        probe_examples=_examples_for_probes(services, plan, examples),
-        lesson_examples=find(examples),
+        candidate=replace(job.candidate, examples=find(examples)),
+        prompt_examples=_examples_for_probes(services, plan, examples),
     )
 
 
 def _live_examples(
     services: Services, plan: Plan, held_out: Collection[str]
-) -> tuple[list[PromptExample], float]:
-    """Return the lessons that the live style was trained on, and the quantile to get them.
-
-    None where its users get no examples.
-    """
+) -> list[PromptExample]:
+    """Return the lessons that the live style was trained on, if its users get examples."""
     style = plan.live.style
     if style is None:
-        return [], 0.0
+        return []
     head = services.store.catalog.revision(plan.user, style.revision)
-    quantile = served_quantile(head)
-    if quantile is None:
-        return [], 0.0
+    if not head.scores.get(PROMPT_EXAMPLES, {}).get(IS_SERVED):
+        return []
     shown = trained_on(services.store, head) - set(held_out)
     known = load_style_examples(services.store, plan.user)
-    return [each for each in known if each.signal in shown][-MAX_LESSONS:], quantile
+    return [each for each in known if each.signal in shown][-MAX_LESSONS:]
 
 
 def _examples_for_probes(
     services: Services, plan: Plan, examples: Sequence[PromptExample]
-) -> dict[str, ExampleTurns]:
+) -> dict[str, tuple[Message, ...]]:
     """Return the examples that precede each probe which is like the lessons."""
     probes = [probe.question for probe in plan.general_prompts.probes]
     vectors = services.memory.embedder.embed([each.request for each in examples])
     found = zip(probes, services.router.embed_general(probes), strict=True)
-    return _with_quantile({probe: _find_turns(examples, vectors, row) for probe, row in found})
+    return _without_empty({probe: _turns(examples, vectors, row) for probe, row in found})
 
 
 def _examples_for_lessons(
@@ -96,7 +89,7 @@ def _examples_for_lessons(
     examples: Sequence[PromptExample],
     held_out: Sequence[Lesson],
     max_length: int,
-) -> dict[str, ExampleTurns]:
+) -> dict[str, tuple[Message, ...]]:
     """Return, by key, the examples that precede each held-out lesson when a user asks it.
 
     As when users are served, later turns of a conversation and requests with tools have none, and
@@ -114,22 +107,20 @@ def _examples_for_lessons(
         own = [number for number, each in enumerate(examples) if each.system == system]
         if not begins_conversation(lesson.messages) or len(own) < MIN_LESSONS:
             continue
-        each = _find_turns([examples[number] for number in own], vectors[own], request)
+        turns = _turns([examples[number] for number in own], vectors[own], request)
         *before, last = lesson.messages
-        length = len(backend.render((*before, *each.turns, last))) + max_length
-        if is_short(each.turns, backend) and length <= backend.max_length:
-            found[lesson.key] = each
-    return _with_quantile(found)
+        length = len(backend.render((*before, *turns, last))) + max_length
+        if is_short(turns, backend) and length <= backend.max_length:
+            found[lesson.key] = turns
+    return _without_empty(found)
 
 
-def _find_turns(
+def _turns(
     examples: Sequence[PromptExample], vectors: Vectors, request: Vectors
-) -> ExampleTurns:
+) -> tuple[Message, ...]:
     nearest = nearest_examples(examples, vectors, request)
-    turns = tuple(chain.from_iterable(each.turns for each in nearest))
-    return ExampleTurns(turns, reached_quantile(vectors, request))
+    return tuple(chain.from_iterable(each.turns for each in nearest))
 
 
-def _with_quantile(found: Mapping[str, ExampleTurns]) -> dict[str, ExampleTurns]:
-    """Leave out the requests that are unlike the lessons."""
-    return {key: each for key, each in found.items() if each.quantile}
+def _without_empty(found: Mapping[str, tuple[Message, ...]]) -> dict[str, tuple[Message, ...]]:
+    return {key: turns for key, turns in found.items() if turns}

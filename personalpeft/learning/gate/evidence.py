@@ -135,15 +135,12 @@ class PromptExampleResults:
         right_without: How many are right without examples in the prompt.
         right_with: How many are right with them.
         served: Whether the revision is served with examples.
-        quantile: How similar these probes are (``chat.examples.QUANTILES``). If the revision is
-            served with examples, requests that reach it get them.
     """
 
     asked: int = 0
     right_without: int = 0
     right_with: int = 0
     served: bool = False
-    quantile: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

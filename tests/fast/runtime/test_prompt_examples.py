@@ -15,7 +15,6 @@ from personalpeft import Runtime, User
 from personalpeft.backends.base import Continuation, Score
 from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.backends.sequence import SequenceState
-from personalpeft.chat.examples import QUANTILES, reached_quantile
 from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.types import Message, Sampling
 
@@ -160,46 +159,6 @@ def test_style_that_answers_worse_with_examples_is_served_without(
     report = ada.learn(accept=True)
     assert report.scores["prompt_examples"]["right_with"] == 0
     assert examples(ada, probes[8].question) == []
-
-
-def test_examples_that_harm_distant_requests_are_kept_for_nearer_ones(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probes = [probe.question for probe in load_general_prompts().probes]
-    answers = {probe.question: probe.right[0] for probe in load_general_prompts().probes}
-    lessons, harmed = probes[1::5][:7], set[str]()
-
-    def reply(backend: FakeBackend, row: SequenceState, stack: object) -> tuple[int, ...]:
-        prompt = backend.decode(row.prompt_tokens)
-        asked = max(probes, key=prompt.rfind)
-        is_harmed = asked in harmed and sum(each in prompt for each in probes) > 1
-        return backend.encode("Something else." if is_harmed else answers[asked])
-
-    monkeypatch.setattr(FakeBackend, "reply", reply)
-
-    def learn(user: User) -> dict[str, Any]:
-        for probe in lessons:
-            user.feedback(ask(user, probe), edit=style(answers[probe]))
-        results: dict[str, Any] = user.learn(accept=True).scores["prompt_examples"]
-        return results
-
-    ada, bo = runtime.user("ada"), runtime.user("bo")
-    results = learn(ada)
-    assert results["served"]
-    assert results["quantile"] == QUANTILES[0]
-    embed = runtime._services.memory.embedder.embed
-    trained = embed(lessons[:6])
-    reached = {probe: reached_quantile(trained, embed([probe])[0]) for probe in probes}
-    harmed |= {probe for probe, quantile in reached.items() if quantile == QUANTILES[0]}
-    results = learn(bo)
-    assert results["served"]
-    assert results["quantile"] > QUANTILES[0]
-    near = max(reached, key=lambda probe: reached[probe])
-    assert examples(ada, near)
-    assert examples(bo, near)
-    # Users get examples of a held-out lesson, too, so requests may be nearer than when measured.
-    with_examples = {user: sum(bool(examples(user, each)) for each in harmed) for user in (ada, bo)}
-    assert with_examples[bo] < with_examples[ada] / 2
 
 
 @pytest.fixture
