@@ -45,7 +45,7 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PublishedStack:
-    """The name under which servers find a user's stack, or None and the reason."""
+    """The name under which servers find a user's stack, or None and why none was written."""
 
     user: str
     name: str | None
@@ -103,7 +103,8 @@ def publish(
                     continue  # The user was forgotten after the list was read.
                 except Damaged as error:
                     # Servers keep the stack that they have: `verify --repair` builds it again.
-                    stacks_published.append(PublishedStack(user, None, error.message))
+                    reason = f"{error.message} What was published before stays."
+                    stacks_published.append(PublishedStack(user, None, reason))
                     damaged.add(user)
                     continue
                 digest = adapter.digest if adapter else None

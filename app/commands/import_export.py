@@ -179,7 +179,7 @@ def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> No
     names = users or ((common.user,) if common.user else None)
     with session.open_runtime(common, "change") as runtime, common.display:
         published = runtime.publish(names, to=to, progress=common.display)
-    rows = [(each.user, each.name or f"nothing: {each.reason}") for each in published.stacks]
+    rows = [(each.user, each.name or each.reason) for each in published.stacks]
     emit(common, published, format_table(("USER", "NAME"), rows))
     counts = f"{published.written} written, {published.taken} deleted"
     info(common, f"{published.folder}: {counts}.")
