@@ -149,10 +149,15 @@ def decrypt(
         progress: Called with a stage and the share of it that is done, 0 to 1.
 
     Raises:
-        InvalidInput: The home is not encrypted.
+        InvalidInput: The home is not encrypted, or there is none.
         PersonalPeftError: As ``encrypt``.
     """
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
+    if not settings.home.exists():
+        # To open it would create it.
+        raise InvalidInput(
+            f"There is no home at {settings.home}.", hint="Name the home to decrypt: --home"
+        )
     with _open(settings, clock) as store:
         before = read_info(settings.home)
         if before is None:

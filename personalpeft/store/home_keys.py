@@ -250,8 +250,9 @@ def _read_key(home: Path, info: EncryptionInfo, settings: KeySettings) -> bytes:
     with suppress(ValueError, TypeError):
         if len(key := bytes.fromhex((text or "").strip())) == KEY_BYTES:
             return key
+    problem = "not here" if text is None else "damaged"
     raise HomeError(
-        f"The home {home} is encrypted, and its key is not here: {describe_key(info, settings)}.",
+        f"The home {home} is encrypted, and its key is {problem}: {describe_key(info, settings)}.",
         hint=f"Put the key back from your copy. {_MISSING}",
     )
 

@@ -560,6 +560,18 @@ def test_failing_verifier_is_named_and_changes_nothing(ada: User, home: Path) ->
         ada.practice("email", verifier=RecordingVerifier(fails))
 
 
+def test_verifier_whose_rewards_change_their_names_is_named_and_changes_nothing(
+    ada: User, home: Path
+) -> None:
+    class Changing(RecordingVerifier):
+        def verify(self, task: Task, reply: str) -> Any:
+            return {"right": 0.5, **({"brief": 1.0} if len(reply) % 2 else {})}
+
+    with pytest.raises(PluginError, match="brief"):
+        ada.practice("email", verifier=Changing(passes_half), **SOON)
+    assert ada.revisions() == ()
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [

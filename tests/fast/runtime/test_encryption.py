@@ -285,6 +285,9 @@ def test_rotation_makes_the_former_key_useless_for_the_home_and_keeps_backups(
     new.rename(tmp_path / "elsewhere")
     with pytest.raises(HomeError, match="key is not here"):
         replies(home)
+    new.write_text("no key")
+    with pytest.raises(HomeError, match="key is damaged"):
+        replies(home)
     # The oldest backup needs the former key alone.
     assert personalpeft.restore(min(copies.glob("copy-*")), tmp_path / "oldest").home.is_dir()
 
@@ -445,6 +448,9 @@ def test_encrypting_twice_or_rotating_a_plain_home_is_refused(plain: Path) -> No
         personalpeft.encrypt(plain, "file", rotate=True)
     with pytest.raises(InvalidInput):
         personalpeft.decrypt(plain)
+    with pytest.raises(InvalidInput):
+        personalpeft.decrypt(plain.parent / "missing")
+    assert not (plain.parent / "missing").exists()
     with pytest.raises(InvalidInput):
         personalpeft.encrypt(plain, "paper")
     personalpeft.encrypt(plain, "file")
