@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice
 from statistics import median
 
-from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.base import Continuation
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
@@ -325,22 +325,19 @@ def _score_items(
 ) -> tuple[EvalItem, ...]:
     """Score lessons under both stacks, and under the base where its scores are not known.
 
-    Each is scored as users get the reply, so perhaps after examples. ``is_own``: the lessons are of
-    the layer that is evaluated.
+    Without examples in the prompt: which lessons these are changes with each learn, and an item
+    that loses or gains them would say nothing about the layer. ``is_own``: the lessons are of the
+    layer that is evaluated.
     """
-    eval_set = job.eval_set
+    live, candidate, eval_set = job.live, job.candidate, job.eval_set
     history, length = eval_set.history, eval_set.max_length
-
-    def score(side: EffectiveStack) -> dict[str, Score]:
-        select = side.for_layer if is_own else side.for_other_layer
-        served = [each.with_prompt(side.messages_for(each, select(each))) for each in lessons]
-        return score_answers(engine, served, select, length)
-
-    before, after = score(job.live), score(job.candidate)
-    bare = Stack(job.live.stack.base)
+    before, after = (
+        score_answers(engine, lessons, side.for_layer if is_own else side.for_other_layer, length)
+        for side in (live, candidate)
+    )
+    bare = Stack(live.stack.base)
     new = [lesson for lesson in lessons if lesson.key not in history.base]
-    is_bare = job.live.stack == bare
-    scored = before if is_bare else score_answers(engine, new, lambda _: bare, length)
+    scored = before if live.stack == bare else score_answers(engine, new, lambda _: bare, length)
     base = {key: each.logp for key, each in scored.items()} | dict(history.base)
     return tuple(
         EvalItem(

@@ -1,4 +1,4 @@
-"""Add examples to the prompts of an evaluation, as users of the style would have them.
+"""Add examples to the prompts to which an evaluation generates replies, as users would have them.
 
 ``chat.examples`` selects those of users. Here only lessons that were trained on are examples, since
 no lesson may judge a candidate that answers after it.
@@ -28,25 +28,23 @@ from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExampl
 
 
 def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob:
-    """Return the job with the examples of the live style, and those of a candidate for it.
+    """Return the evaluation of a style with the examples of the live revision and the candidate.
 
     Args:
         services: The wired parts.
         job: The evaluation, without examples.
         plan: What was built.
     """
+    if plan.layer != "style":
+        return job
     eval_set = job.eval_set
-    of_style = {each.signal.id for each in plan.assignments if each.layer == "style"}
-    lessons = (*eval_set.undecided, *eval_set.retention, *eval_set.other_layers)
-    held_out = [each for each in (*lessons, *eval_set.rated.held_out) if each.signal in of_style]
+    held_out = (*eval_set.undecided, *eval_set.retention, *eval_set.rated.held_out)
 
     def find(examples: Sequence[PromptExample]) -> dict[str, tuple[Message, ...]]:
         return _examples_for_lessons(services, examples, held_out, eval_set.max_length)
 
     live = find(_live_examples(services, plan, {each.signal for each in held_out}))
     job = replace(job, live=replace(job.live, examples=live))
-    if plan.layer != "style":
-        return replace(job, candidate=replace(job.candidate, examples=live))
     lessons = (*plan.replay, *plan.new_examples)
     known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
     examples = list(known.values())[-MAX_LESSONS:]

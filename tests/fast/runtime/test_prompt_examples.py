@@ -204,31 +204,22 @@ def test_gate_judges_replies_with_the_examples_that_users_get_and_counts_no_copy
     assert generated["after"] == (0 if copies else generated["asked"])
 
 
-@pytest.mark.parametrize("layer", ["style", "memory"])
-def test_gate_scores_held_out_lessons_of_the_style_as_users_are_answered(
-    ada: User, edits: list[str], monkeypatch: pytest.MonkeyPatch, layer: str
+def test_report_shows_replies_as_users_get_them(
+    ada: User, edits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if layer == "style":
-        for topic in ("corn", "some peas"):
-            ada.feedback(ask(ada, f"How do I boil {topic}?"), edit=style(f"Boil {topic}."))
-    else:
-        ada.remember("I live in Oslo.", questions=["Where do I live?"], answer="Oslo")
-    scored: list[tuple[str, str]] = []
-    score = FakeBackend.score
+    for topic in ("corn", "some peas"):
+        ada.feedback(ask(ada, f"How do I boil {topic}?"), edit=style(f"Boil {topic}."))
 
-    def record(
-        backend: FakeBackend, items: Sequence[Continuation], stack: str | None, **more: Any
-    ) -> tuple[Score, ...]:
-        scored.extend((backend.decode(x.prompt), backend.decode(x.completion)) for x in items)
-        return score(backend, items, stack, **more)
+    def reply(backend: FakeBackend, row: SequenceState, stack: object) -> tuple[int, ...]:
+        shown = backend.decode(row.prompt_tokens).count("How do I boil") - 1
+        return backend.encode(f"{shown} examples")
 
-    monkeypatch.setattr(FakeBackend, "score", record)
-    ada.learn(layer)
-    wanted = style(f"Boil {TOPICS[-1]}.")  # the newest of the first edits is held out
-    prompts = [prompt for prompt, answer in scored if answer.startswith(wanted)]
-    # Under the live stack and under the candidate, each with two examples.
-    assert sum(prompt.count("How do I boil") == 3 for prompt in prompts) == 2
-    assert all(wanted not in prompt for prompt in prompts)
+    monkeypatch.setattr(FakeBackend, "reply", reply)
+    report = ada.learn(accept=True)
+    # The probes have examples or not, and their replies are all wrong: none is lost by examples.
+    assert report.scores["prompt_examples"]["served"]
+    (before, after) = {(each.before, each.after) for each in report.examples}.pop()
+    assert (before, after) == ("2 examples", "2 examples")
 
 
 def test_examples_of_a_home_are_the_same_in_the_next_process(home: Path) -> None:
