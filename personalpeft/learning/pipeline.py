@@ -257,7 +257,7 @@ class TrainingPipeline:
                 )
             if plan.answer_verifier is None or not jobs[user].eval_set.undecided:
                 return result
-            tasks = jobs[user].as_served(evidence.prompt_examples).tasks(engine.backend)
+            tasks = jobs[user].tasks(engine.backend)
             return evaluate_replies(engine, tasks, plan.answer_verifier, None, evidence, options)
 
         measured = _each_user(add_verified, evaluated, results)

@@ -223,7 +223,10 @@ class EvalJob:
         return tuple(each for each in self.generated_lessons if each.key in judged)
 
     def tasks(self, backend: Backend) -> list[EvalTask]:
-        """Return the undecided prompts as tasks, whose ``about`` has the wanted "answer"."""
+        """Return the undecided prompts as tasks, whose ``about`` has the wanted "answer".
+
+        Without examples in the prompt, as where lessons are scored.
+        """
         lessons = self.eval_set.undecided
         longest = max(len(backend.encode(each.chosen)) for each in lessons)
         sampling = Sampling(max_tokens=longest + _EXTRA_TOKENS)
@@ -231,7 +234,12 @@ class EvalJob:
             EvalTask(
                 f"{each.key}/right",
                 Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
-                *(self._ask_lesson(side, each, sampling) for side in (self.live, self.candidate)),
+                *(
+                    Request(
+                        self.user, each.messages, side.for_layer(each), sampling, background=True
+                    )
+                    for side in (self.live, self.candidate)
+                ),
             )
             for each in lessons
         ]
