@@ -109,18 +109,18 @@ class Server:
             while serving.is_alive() and not (self._stop.is_set() and self._server.ready):
                 time.sleep(_LOOK)
             stop_jobs()
-            self._wait_for_requests(grace)
+            self._wait_while(lambda: self._limiter.in_use, grace)
         finally:
             close()
-            self._wait_for_requests(_LAST)
+            self._wait_while(lambda: self._limiter.in_use or self._server.answering, _LAST)
             self._server.disconnect()
             stopping = threading.Thread(target=self._server.stop, daemon=True)
             stopping.start()
             stopping.join(_LAST)
 
-    def _wait_for_requests(self, timeout: float) -> None:
+    def _wait_while(self, is_busy: Callable[[], object], timeout: float) -> None:
         end = time.monotonic() + timeout
-        while self._limiter.in_use and time.monotonic() < end:
+        while is_busy() and time.monotonic() < end:
             time.sleep(_LOOK / 10)
 
 
@@ -143,7 +143,15 @@ class _Request(HTTPRequest):
         is_unread = not self.rfile.closed if self.chunked_read else self.rfile.remaining
         if is_unread:
             self.close_connection = self.conn.is_refused = True
+        self.server.answering.add(self)
         super().send_headers()
+
+    def respond(self) -> None:
+        """Answer. The app is done before the last bytes are sent."""
+        try:
+            super().respond()
+        finally:
+            self.server.answering.discard(self)
 
 
 class _Socket(socket.SocketIO):
@@ -256,6 +264,8 @@ class _Server(WSGIServer):
         self.gateway = _Gateway
         self.slow = threading.BoundedSemaphore(_SLOW)
         self.open_connections: WeakSet[_Connection] = WeakSet()
+        # Requests whose response was begun, and whose last bytes are not sent yet.
+        self.answering: set[_Request] = set()
         self.max_request_header_size = _LARGEST_HEADER
         self.keep_alive_conn_limit = threads
         self.expiration_interval = _LOOK
