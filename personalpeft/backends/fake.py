@@ -328,7 +328,7 @@ class FakeSession:
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
         halves = [f"{name}.{half}" for name in self._spec.target_modules for half in "AB"]
-        if set(halves) <= set(state):
+        if halves and set(halves) <= set(state):
             # Saved weights, with or without the state of an optimizer.
             values = "".join(state[half].tobytes().hex() for half in sorted(halves))
             self._digest = _digest(values)

@@ -87,7 +87,7 @@ def evaluate(
     complete = partial(services.completions.complete_for_users, cancelled=cancelled, paused=paused)
     results: dict[str, EvalResult | PersonalPeftError] = {}
 
-    def reply(
+    def generate(
         requests: Mapping[str, tuple[list[Request], ...]],
     ) -> dict[str, list[list[str]]]:
         """Return each user's replies in the groups of the requests. An error is a result."""
@@ -101,13 +101,13 @@ def evaluate(
                 grouped[user] = [list(islice(texts, len(group))) for group in requests[user]]
         return grouped
 
-    probes = reply({user: job.probe_requests() for user, job in jobs.items()})
+    probes = generate({user: job.probe_requests() for user, job in jobs.items()})
     with_examples = {
         user: _prompt_example_results(jobs[user], without, examples)
         for user, (_, without, examples) in probes.items()
     }
     jobs = {user: jobs[user].as_served(each) for user, each in with_examples.items()}
-    replies = reply({user: job.lesson_requests(sampling) for user, job in jobs.items()})
+    replies = generate({user: job.lesson_requests(sampling) for user, job in jobs.items()})
     of_base = {
         user: services.completions.complete_with_base(
             user,

@@ -119,6 +119,31 @@ def test_a_saved_state_does_not_change_when_the_session_continues(
     assert {name: array.tobytes() for name, array in state.items()} == before
 
 
+def test_a_session_starts_from_saved_weights_with_an_optimizer_that_made_no_step(
+    training_backend: TrainingBackend,
+) -> None:
+    def continued(steps: int) -> bytes:
+        session = training_backend.session(session_spec(training_backend))
+        train(session, training_steps(training_backend, steps))
+        halves = {
+            f"{name}.{half}": np.array(getattr(pair, half.lower()), np.float32)
+            for name, pair in session.weights().items()
+            for half in "AB"
+        }
+        other = training_backend.session(session_spec(training_backend, base_key="two"))
+        moments = {
+            f"{name}.{moment}": np.zeros_like(half)
+            for name, half in halves.items()
+            for moment in ("exp_avg", "exp_avg_sq")
+        }
+        counts = {f"{name}.step": np.zeros((), np.float32) for name in halves}
+        other.restore({**halves, **moments, **counts})
+        train(other, training_steps(training_backend, 1))
+        return bytes_of(other)
+
+    assert continued(2) == continued(2) != continued(1)
+
+
 GARBAGE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nothing": lambda state: {},
     "one array less": lambda state: dict(sorted(state.items())[:-1]),
