@@ -101,7 +101,9 @@ def test_more_replies_than_can_ever_wait_are_refused_without_a_retry_time(runtim
         # The libraries of OpenAI and Anthropic try again after 429 otherwise.
         assert refused.headers["X-Should-Retry"] == "false"
         assert "16" in json.loads(refused.read())["error"]["message"]
-        assert ask(site, "/v1/chat/completions", chat(n=2)).status == 200
+        # The places of the refused replies are free once the engine has dropped them.
+        answers = (ask(site, "/v1/chat/completions", chat(n=2)).status for _ in range(100))
+        assert next(status for status in answers if status != 429) == 200
 
 
 @pytest.mark.exhaustive
