@@ -92,9 +92,19 @@ def compilers() -> tuple[str, ...]:
     return () if sys.platform in ("darwin", "win32") else ("c++", "g++", "clang++")
 
 
-def loaded_function(name: str) -> Any:
-    """Return a function of a library that this process has loaded so far, or None."""
-    return getattr(loaded_libraries(), name, None)
+def loaded_function(name: str, library: str | None = None) -> Any:
+    """Return a function of a library that this process has loaded so far, or None.
+
+    Args:
+        name: The function.
+        library: A library of Linux that may have it. Others see no function of a library that was
+            loaded for one program's use.
+    """
+    found = getattr(loaded_libraries(), name, None)
+    if found is None and library is not None and sys.platform == "linux":
+        with suppress(OSError):
+            found = getattr(ctypes.CDLL(library, os.RTLD_NOLOAD), name, None)
+    return found
 
 
 @cache

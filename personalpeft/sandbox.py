@@ -71,6 +71,7 @@ def run_reader(
     source: str,
     error: type[PersonalPeftError],
     data: bytes | None = None,
+    hint: str = _HINT,
 ) -> Mapping[str, str]:
     """Run a reader in a child.
 
@@ -81,6 +82,7 @@ def run_reader(
         source: What messages call the file.
         error: What to raise if the child ends without an answer.
         data: Bytes that are in no file. The reader gets them as its argument ``data``.
+        hint: The hint of ``error``.
 
     Returns:
         The SHA-256 of what the reader parsed, by name.
@@ -108,7 +110,7 @@ def run_reader(
             raise kinds.get(name, error)(message, hint=hint)
     raise error(
         f"{source}: the process that read it ended without a result, or reached a limit.",
-        hint=_HINT,
+        hint=hint,
     )
 
 

@@ -3,7 +3,7 @@
 OpenMP keeps a team for each thread that used one. When all teams together exceed the cores, none of
 them spins while waiting. A decoding step has hundreds of short loops and then takes a quarter
 longer (docs/benchmarks/index.md). So each thread releases its team after its work. A new team takes
-less than a millisecond.
+less than a millisecond. llama.cpp and torch have their teams of the same library.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from contextlib import contextmanager
 
 from personalpeft.host import loaded_function
 
+_LIBRARY = "libgomp.so.1"
+
 _PAUSE_SOFT = 1  # omp_pause_soft
 
 
 def release_threads() -> None:
     """End the calling thread's team, if any. Never call this inside a parallel loop."""
-    pause = loaded_function("omp_pause_resource_all")
+    # llama.cpp makes its functions known to nobody else, and may compute before torch is loaded.
+    pause = loaded_function("omp_pause_resource_all", _LIBRARY)
     if pause is not None:
         pause(_PAUSE_SOFT)
 

@@ -5,16 +5,20 @@ A family may have settings of its own after its name: ``chain_sum,max_terms=2,ma
 The package scores a reply in this process, and a user of a server may choose the family and teach the
 reply. So families are refused whose scorer runs the reply as Python, or needs time or memory without
 a limit. The scorers of one version were read for this, so no other version is used.
+
+Settings may ask for tasks of any size. So a child process with limits makes the tasks first, and this
+process makes the same ones only if the child did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from personalpeft.errors import InvalidInput, MissingPackage, NotFound, suggest_nearest
 from personalpeft.plugins import Task
+from personalpeft.sandbox import Limits, run_reader
 
 _VERSION = "0.1.25"
 _RUNS_REPLY = (
@@ -30,6 +34,8 @@ _RUNS_REPLY = (
 )
 # "1e999999999", "F+999999999" and the like keep their scorers busy for hours.
 _UNLIMITED = ("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour")
+# The tasks of a practice take less than a second, and the imports of the package two.
+_LIMITS = Limits(memory=4 << 30, seconds=30)
 
 
 class ReasoningGym:
@@ -43,7 +49,6 @@ class ReasoningGym:
 
     def __init__(self, family: str) -> None:
         try:
-            import reasoning_gym
             from reasoning_gym.factory import DATASETS
         except ImportError as error:
             raise MissingPackage(
@@ -69,12 +74,17 @@ class ReasoningGym:
                 hint=f"Choose another family than {', '.join(_RUNS_REPLY + _UNLIMITED)}.",
             )
         self._settings = dict(_setting(text) for text in settings)
-        self._create = reasoning_gym.create_dataset
-        self._score = self._create_dataset(seed=0, size=1).score_answer
+        self._check_limits(seed=0, size=1)
+        self._score = _create_dataset(self._name, self._settings, seed=0, size=1).score_answer
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
-        """Return the tasks of the data set with this seed."""
-        made = self._create_dataset(seed=seed, size=count)
+        """Return the tasks of the data set with this seed.
+
+        Raises:
+            InvalidInput: They take too much time or memory.
+        """
+        self._check_limits(seed=seed, size=count)
+        made = _create_dataset(self._name, self._settings, seed=seed, size=count)
         return [
             Task(f"{self._name} {seed} {number}", entry["question"], dict(entry))
             for number, entry in enumerate(made)
@@ -95,14 +105,38 @@ class ReasoningGym:
         except Exception:  # noqa: BLE001 - some scorers raise for an answer that they cannot read.
             return 0.0
 
-    def _create_dataset(self, *, seed: int, size: int) -> Any:
-        try:
-            return self._create(self._name, seed=seed, size=size, **self._settings)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise InvalidInput(
-                f"The family {self._name} cannot be made so: {error}",
-                hint="Settings look like max_terms=2.",
-            ) from error
+    def _check_limits(self, *, seed: int, size: int) -> None:
+        run_reader(
+            f"{__name__}:make_tasks",
+            {"name": self._name, "settings": self._settings, "seed": seed, "size": size},
+            _LIMITS,
+            source=f"Tasks of the family {self._name} with these settings",
+            error=InvalidInput,
+            hint="Choose smaller numbers.",
+        )
+
+
+def make_tasks(
+    name: str, settings: Mapping[str, Any], seed: int, size: int
+) -> Mapping[str, str]:
+    """Make the tasks of a family in a child process, and drop them: a reader for ``run_reader``.
+
+    Raises:
+        InvalidInput: The package refuses the settings.
+    """
+    return {name: str(sum(1 for _ in _create_dataset(name, settings, seed=seed, size=size)))}
+
+
+def _create_dataset(name: str, settings: Mapping[str, Any], *, seed: int, size: int) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(name, seed=seed, size=size, **settings)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise InvalidInput(
+            f"The family {name} cannot be made so: {error}",
+            hint="Settings look like max_terms=2.",
+        ) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:

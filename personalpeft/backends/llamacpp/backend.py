@@ -18,6 +18,7 @@ from personalpeft.backends.llamacpp.batch import Batch
 from personalpeft.backends.llamacpp.binding import ContextParams, Logits, LoraAdapter, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
 from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sampler import log_softmax, top_logprobs
 from personalpeft.backends.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
@@ -103,7 +104,10 @@ class LlamaCppBackend(BatchBackend):
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False, top: int = 0
     ) -> tuple[Score, ...]:
         adapter = None if stack is None else self._adapters[stack]
-        return tuple(self._score(item, adapter, kl=kl, top=top) for item in items)
+        try:
+            return tuple(self._score(item, adapter, kl=kl, top=top) for item in items)
+        finally:
+            release_threads()
 
     def close(self) -> None:
         """Free the model and all contexts after the item that is being scored."""

@@ -17,6 +17,7 @@ from personalpeft.backends.base import Occupancy
 from personalpeft.backends.batch_backend import SequenceBatch
 from personalpeft.backends.llamacpp.binding import Logits, LoraAdapter
 from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, SequenceSlot
+from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sampler import token_logprobs
 from personalpeft.backends.sequence import OutputChunk, SequenceState
 from personalpeft.backends.tokenizer import ChatTokenizer
@@ -92,6 +93,8 @@ class Batch(SequenceBatch[_SlotSequence]):
             while each.num_pending > 1 and each.next_size <= budget:
                 budget -= each.next_size
                 chunks.append(self._advance(each))
+        if not self._running:
+            release_threads()
         return [chunk for chunk in chunks if chunk is not None]
 
     def _release(self, running: _SlotSequence) -> None:

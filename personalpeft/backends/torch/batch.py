@@ -155,6 +155,8 @@ class Batch(SequenceBatch[_PagedSequence]):
         self._kv_cache.clear(self._blocks.clear_cache())
         if not self._blocks.num_used and self._graphs is None:
             self._kv_cache.release()
+        if not self._running:
+            release_threads()
 
     def occupancy(self) -> Occupancy:
         blocks = self._blocks

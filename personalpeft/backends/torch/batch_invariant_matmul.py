@@ -7,6 +7,7 @@ Then each row has the same bits in any batch.
 
 Invariants: the choice depends on the machine, the libraries and the product's shape, never on time.
 So two processes choose alike. A product that fails or computes wrong results is not chosen.
+On a processor with AMX our own product (``ops/packed_matmul.py``) needs no class.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.nn.functional import linear
 
 from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.processor import instruction_sets
+from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
 from personalpeft.file_system import write_file_atomically
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
@@ -54,9 +56,10 @@ _Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 class ProductKind(StrEnum):
     """How to compute a product: from reordered weights, or with torch's ``linear``.
 
-    ``TRANSPOSED`` is torch's product with ``[inputs, outputs]`` weights.
+    ``TRANSPOSED`` is torch's product with ``[inputs, outputs]`` weights. ``NATIVE`` is our own.
     """
 
+    NATIVE = "native"
     PACKED = "packed"
     PLAIN = "plain"
     TRANSPOSED = "transposed"
@@ -109,10 +112,15 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class ProductChoice:
-    """How to compute products of one shape. Without ``rows``, bits may depend on the batch."""
+    """How to compute products of one shape; ``rows`` are the row counts to use, None for any."""
 
     kind: ProductKind
     rows: RowCounts | None
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether a row has the same bits in any batch."""
+        return self.kind is ProductKind.NATIVE or self.rows is not None
 
     def apply(self, product: Product, x: Tensor) -> Tensor:
         """Compute a product of this kind, of ``[rows, inputs]``."""
@@ -129,12 +137,17 @@ class ProductChooser:
         threads: The numbers of threads that may compute, the largest last.
         cache: The folder to keep choices in; None keeps them in memory alone.
         device: Where products are computed: a CPU, or a GPU, where threads change nothing.
+        native: Our own product, if this processor has one.
     """
 
     def __init__(
-        self, threads: Sequence[int], cache: Path | None, device: torch.device = _CPU
+        self,
+        threads: Sequence[int],
+        cache: Path | None,
+        device: torch.device = _CPU,
+        native: PackedMatmul | None = None,
     ) -> None:
-        self._threads, self._device = tuple(threads), device
+        self._threads, self._device, self.native = tuple(threads), device, native
         machine = [
             _FORMAT,
             torch.__version__,
@@ -156,6 +169,8 @@ class ProductChooser:
 
     def choose(self, shape: ProductShape) -> ProductChoice:
         """Return how to compute products of this shape; the first call for a shape tries it."""
+        if self.native is not None and shape.only is None and self.native.fits(shape.inputs):
+            return ProductChoice(ProductKind.NATIVE, None)
         if shape.key not in self._stored:
             self._stored[shape.key] = _choose(shape, self._threads, self._device)
             if self._file is not None:
@@ -174,7 +189,7 @@ class ProductChooser:
     @property
     def invariant(self) -> bool:
         """Whether a class was found for each shape chosen so far."""
-        return all(choice.rows is not None for choice in self._chosen.values())
+        return all(choice.is_invariant for choice in self._chosen.values())
 
 
 class BatchInvariantProduct:
@@ -184,12 +199,16 @@ class BatchInvariantProduct:
         self._outputs, inputs = weight.shape
         shape = ProductShape(inputs, self._outputs, weight.dtype, bias is not None)
         self._choice = chooser.choose(shape)
-        self.is_packed = self._choice.kind is ProductKind.PACKED
-        self._product, self._weight = _make_product(self._choice.kind, weight, bias)
+        self.is_packed = self._choice.kind in (ProductKind.PACKED, ProductKind.NATIVE)
+        self._product, self._weight = _make_product(
+            self._choice.kind, weight, bias, chooser.native
+        )
 
     @property
     def weight(self) -> Tensor:
         """The weights, ``[outputs, inputs]``."""
+        if self._choice.kind is ProductKind.NATIVE:
+            return PackedMatmul.unpack(self._weight, self._outputs)
         return self._weight.to_dense() if self.is_packed else self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -197,7 +216,9 @@ class BatchInvariantProduct:
         return y.view(*x.shape[:-1], self._outputs)
 
 
-def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+def _make_product(
+    kind: ProductKind, weight: Tensor, bias: Tensor | None, native: PackedMatmul | None = None
+) -> tuple[Product, Tensor]:
     """Return a product with ``[outputs, inputs]`` weights, and the weights in the form it holds.
 
     Raises ``RuntimeError`` if the libraries cannot compute this kind of product for this shape.
@@ -207,6 +228,9 @@ def _make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tup
     if kind is ProductKind.TRANSPOSED:
         transposed = weight.t().contiguous()
         return lambda x: x @ transposed if bias is None else x @ transposed + bias, weight
+    if kind is ProductKind.NATIVE and native is not None:
+        packed, outputs = native.pack(weight), len(weight)
+        return lambda x: native(x, packed, bias, outputs), packed
     return make_packed_product(weight, bias)
 
 

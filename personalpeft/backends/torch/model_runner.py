@@ -74,7 +74,7 @@ class ModelRunner:
         mapped = weights if isinstance(weights, MappedWeights) else None
         on_cpu = where.device.type == "cpu"
         threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
-        self._chooser = ProductChooser(thread_counts(threads), cache, where.device)
+        self._chooser = ProductChooser(thread_counts(threads), cache, where.device, ops.matmul)
         self.ops = ops
         # Any: transformers' stubs have few of the methods.
         self.module: Any

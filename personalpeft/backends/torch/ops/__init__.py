@@ -38,4 +38,4 @@ def choose_ops(device: torch.device, dtype: torch.dtype, cache: Path | None) -> 
         return plain, f"plain kernels, slower: {error}"
     if wrong := find_wrong_kernel(ops):
         return plain, f"plain kernels, slower: compiled {wrong} gives wrong results here"
-    return ops, "native kernels"
+    return ops, "native kernels" if ops.matmul is None else "native kernels with AMX"

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
+from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
 from personalpeft.backends.torch.ops.training_ops import TrainingOps
 from personalpeft.base_models.mapped_weights import MappedTensor
 
@@ -145,10 +146,12 @@ class Ops:
         batch_invariant: Whether a row's bits depend on that row alone, and not on how its prompt
             was chunked.
         training: The operations of a training step; None where autograd computes them.
+        matmul: Our product of matrices; None where libraries compute them.
     """
 
     batch_invariant = False
     training: TrainingOps | None = None
+    matmul: PackedMatmul | None = None
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype

@@ -20,6 +20,7 @@ from personalpeft.backends.torch.ops.base import (
     StackedLoRAWeights,
 )
 from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
+from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
 from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
 from personalpeft.base_models.mapped_weights import MappedTensor
 
@@ -46,6 +47,7 @@ class CpuOps(Ops):
         super().__init__(torch.device("cpu"), dtype)
         library = load_library(cache, dtype)
         self.training = TrainingOps(library)
+        self.matmul = PackedMatmul.of_library(library)
         self._functions = bind_functions(library, _SIGNATURES)
         for kind in ("float16", "float32"):
             self._functions[f"pack_weights_{kind}"].restype = ctypes.c_int32

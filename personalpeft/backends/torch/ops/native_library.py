@@ -26,7 +26,7 @@ from filelock import FileLock
 from personalpeft import file_system, host
 from personalpeft.backends.processor import KERNELS
 
-_SOURCES = ("decode.cpp", "training.cpp", "unpack.cpp")
+_SOURCES = ("decode.cpp", "matmul.cpp", "training.cpp", "unpack.cpp")
 _HEADER = "dtypes.h"
 # No -ffast-math: it would flush subnormal numbers to zero in the whole process.
 _MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}

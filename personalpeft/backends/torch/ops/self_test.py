@@ -23,6 +23,7 @@ from personalpeft.backends.torch.ops.base import (
     PrefillChunk,
     StackedLoRAWeights,
 )
+from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
 from personalpeft.backends.torch.ops.training_ops import (
     AttentionInputs,
     Heads,
@@ -40,9 +41,10 @@ def find_wrong_kernel(ops: Ops) -> str | None:
     It runs on the device of the operations.
     """
     training = () if ops.training is None else _check_training(ops.training, ops.dtype)
+    matmul = () if ops.matmul is None else _check_matmul(ops.matmul, ops.dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for name, actual, expected in chain(_check_serving(ops), training):
+        for name, actual, expected in chain(_check_serving(ops), training, matmul):
             difference = (actual.float() - expected.float()).abs().max()
             # Written so that NaN is wrong too.
             if not difference <= _TOLERANCE[ops.dtype] * expected.float().abs().max().clamp(
@@ -68,6 +70,12 @@ def _compute_twice(ops: Ops) -> Iterator[tuple[Tensor, Tensor]]:
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=dtype).to(device)
+
+    if ops.matmul is not None:
+        # Rows and inputs of several chunks.
+        x, packed = random(600, 1632), ops.matmul.pack(random(80, 1632))
+        alone = [ops.matmul(each, packed, None, 80) for each in x.split([1, 40, 16, 543])]
+        yield ops.matmul(x, packed, None, 80), torch.cat(alone)
 
     x, weight = random(40, 96), random(96)
     alone = [ops.rms_norm(each, weight, 1e-5) for each in x.split(1)]
@@ -198,6 +206,16 @@ def _check_training(ops: TrainingOps, dtype: torch.dtype) -> Iterator[tuple[str,
         each[:, None] * (q - p),
     )
     yield from _check_training_attention(ops, dtype)
+
+
+def _check_matmul(ops: PackedMatmul, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Check rows and inputs of several blocks, and outputs that fill no panel."""
+    x, weight, bias = (torch.randn(*shape, dtype=dtype) for shape in ((39, 384), (50, 384), (50,)))
+    packed = ops.pack(weight)
+    expected = x.float() @ weight.float().t()
+    yield "matmul", ops(x, packed, None, 50), expected
+    yield "matmul", ops(x[:3], packed, bias, 50), expected[:3] + bias
+    yield "weights of matmul", ops.unpack(packed, 50), weight
 
 
 def _check_training_attention(

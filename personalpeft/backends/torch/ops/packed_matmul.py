@@ -1,0 +1,75 @@
+"""Products of bfloat16 matrices with AMX, compiled from C++.
+
+Invariant: a row has the same bits in any batch and with any number of threads (csrc/matmul.cpp).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from personalpeft.backends.torch.ops.native_library import bind_functions
+
+_P, _I = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {"supports_matmul": (), "matmul": (_P, _I, _P, _P, _P, _I, _I, _I)}
+# Inputs of a tile, and outputs of a panel of two tiles. Must equal INPUTS and PANEL in matmul.cpp.
+_INPUTS, _PANEL = 32, 32
+
+
+class PackedMatmul:
+    """Call the C++ operation of a library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = bind_functions(library, _SIGNATURES)
+
+    @classmethod
+    def of_library(cls, library: ctypes.CDLL) -> Self | None:
+        """Return the operation, or None if this processor or the library's dtype has none."""
+        matmul = cls(library)
+        supports = matmul._functions["supports_matmul"]
+        supports.restype = ctypes.c_int32
+        return matmul if supports() else None
+
+    @staticmethod
+    def fits(inputs: int) -> bool:
+        """Return whether products of rows with this many inputs can be computed."""
+        return inputs % _INPUTS == 0
+
+    @staticmethod
+    def pack(weight: Tensor) -> Tensor:
+        """Return ``[outputs, inputs]`` weights in the order of tiles.
+
+        The result is ``[panels, inputs / 32, 2, 16 pairs of inputs, 16 outputs, 2]``.
+        """
+        outputs, inputs = weight.shape
+        if missing := -outputs % _PANEL:
+            weight = torch.cat([weight, weight.new_zeros((missing, inputs))])
+        tiles = weight.view(-1, 2, _PANEL // 2, inputs // _INPUTS, _INPUTS // 2, 2)
+        return tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+
+    @staticmethod
+    def unpack(packed: Tensor, outputs: int) -> Tensor:
+        """Return the weights that were packed, ``[outputs, inputs]``."""
+        panels, steps = packed.shape[:2]
+        rows = packed.permute(0, 2, 4, 1, 3, 5).reshape(panels * _PANEL, steps * _INPUTS)
+        return rows[:outputs]
+
+    def __call__(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+        """Return ``[rows, outputs]`` of ``[rows, inputs]``."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = x.new_empty((len(x), outputs))
+        self._functions["matmul"](
+            x.data_ptr(),
+            x.stride(0),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            x.shape[1],
+            outputs,
+        )
+        return out
