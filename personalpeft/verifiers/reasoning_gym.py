@@ -12,7 +12,8 @@ process makes the same ones only if the child did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -34,8 +35,10 @@ _RUNS_REPLY = (
 )
 # "1e999999999", "F+999999999" and the like keep their scorers busy for hours.
 _UNLIMITED = ("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour")
-# The tasks of a practice take less than a second, and the imports of the package two.
-_LIMITS = Limits(memory=4 << 30, seconds=30)
+# The tasks of a practice take less than a second.
+_LIMITS = Limits(memory=4 << 30, seconds=10)
+# It imports the package, which may be missing here.
+_TASKS = f"{__package__}.reasoning_gym_tasks"
 
 
 class ReasoningGym:
@@ -75,7 +78,8 @@ class ReasoningGym:
             )
         self._settings = dict(_setting(text) for text in settings)
         self._check_limits(seed=0, size=1)
-        self._score = _create_dataset(self._name, self._settings, seed=0, size=1).score_answer
+        self._create_dataset = import_module(_TASKS).create_dataset
+        self._score = self._create_dataset(self._name, self._settings, seed=0, size=1).score_answer
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
         """Return the tasks of the data set with this seed.
@@ -84,7 +88,7 @@ class ReasoningGym:
             InvalidInput: They take too much time or memory.
         """
         self._check_limits(seed=seed, size=count)
-        made = _create_dataset(self._name, self._settings, seed=seed, size=count)
+        made = self._create_dataset(self._name, self._settings, seed=seed, size=count)
         return [
             Task(f"{self._name} {seed} {number}", entry["question"], dict(entry))
             for number, entry in enumerate(made)
@@ -107,36 +111,13 @@ class ReasoningGym:
 
     def _check_limits(self, *, seed: int, size: int) -> None:
         run_reader(
-            f"{__name__}:make_tasks",
+            f"{_TASKS}:make_tasks",
             {"name": self._name, "settings": self._settings, "seed": seed, "size": size},
             _LIMITS,
             source=f"Tasks of the family {self._name} with these settings",
             error=InvalidInput,
             hint="Choose smaller numbers.",
         )
-
-
-def make_tasks(
-    name: str, settings: Mapping[str, Any], seed: int, size: int
-) -> Mapping[str, str]:
-    """Make the tasks of a family in a child process, and drop them: a reader for ``run_reader``.
-
-    Raises:
-        InvalidInput: The package refuses the settings.
-    """
-    return {name: str(sum(1 for _ in _create_dataset(name, settings, seed=seed, size=size)))}
-
-
-def _create_dataset(name: str, settings: Mapping[str, Any], *, seed: int, size: int) -> Any:
-    import reasoning_gym
-
-    try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=size, **settings)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise InvalidInput(
-            f"The family {name} cannot be made so: {error}",
-            hint="Settings look like max_terms=2.",
-        ) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:

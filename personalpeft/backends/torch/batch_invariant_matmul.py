@@ -200,9 +200,7 @@ class BatchInvariantProduct:
         shape = ProductShape(inputs, self._outputs, weight.dtype, bias is not None)
         self._choice = chooser.choose(shape)
         self.is_packed = self._choice.kind in (ProductKind.PACKED, ProductKind.NATIVE)
-        self._product, self._weight = _make_product(
-            self._choice.kind, weight, bias, chooser.native
-        )
+        self._product, self._weight = _make_product(self._choice.kind, weight, bias, chooser.native)
 
     @property
     def weight(self) -> Tensor:

@@ -79,24 +79,19 @@ class ForwardContext:
     metadata: AttentionMetadata
     chunks: Sequence[PrefillChunk]
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams
-    ) -> Tensor:
-        """Write the keys and values of T tokens into the cache, and compute their attention.
+    def layer(self, layer: int) -> KVLayer:
+        """Return the keys and values of one of the model's layers."""
+        return KVLayer(self.cache.keys[layer], self.cache.values[layer])
+
+    def attend(self, q: Tensor, kv: KVLayer, params: AttentionParams) -> Tensor:
+        """Return the attention of T tokens, ``[T, heads, dim]``.
 
         Args:
-            layer: Number of the model's layer.
             q: Queries, ``[T, heads, dim]``.
-            k: Keys, ``[T, kv_heads, dim]``.
-            v: Values, ``[T, kv_heads, dim]``.
+            kv: The cache of the layer, which has the tokens' keys and values.
             params: Scaling, window and soft cap.
-
-        Returns:
-            The attention of all tokens, ``[T, heads, dim]``.
         """
-        kv, ops = KVLayer(self.cache.keys[layer], self.cache.values[layer]), self.cache.ops
-        ops.write_kv(k, v, kv, self.metadata)
-        outputs = []
+        ops, outputs = self.cache.ops, []
         if decoded := len(self.metadata.lengths):
             outputs.append(ops.paged_attention(q[:decoded], kv, self.metadata, params))
         for chunk in self.chunks:
@@ -160,5 +155,6 @@ def paged_attention_forward(
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     params = AttentionParams(scale, softcap or 0.0, sliding_window or 0)
-    out = batch.attend(module.layer_idx, q, k, v, params)
-    return out[None], None
+    kv = batch.layer(module.layer_idx)
+    batch.cache.ops.write_kv(k, v, kv, batch.metadata)
+    return batch.attend(q, kv, params)[None], None

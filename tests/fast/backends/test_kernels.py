@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import (
     KV_BLOCK_SIZE,
@@ -36,6 +37,7 @@ from personalpeft.backends.torch.ops.base import (
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
 from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.self_test import depends_on_batch
+from personalpeft.backends.torch.ops.training_ops import Heads
 
 PLAIN = Ops(torch.device("cpu"), torch.float32)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -270,6 +272,74 @@ def test_keys_and_values_are_written_to_their_positions_only(
         )
         pools.append((keys.cpu(), values.cpu()))
     assert all(torch.equal(*both) for both in zip(*pools, strict=True))
+
+
+@few
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(DTYPES),
+    tokens=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (4, 2), (9, 3)]),
+    dim=st.sampled_from([8, 12, 64]),
+)
+def test_rotated_queries_and_keys_have_the_bits_of_torch(
+    fast: FastOps, seed: int, dtype: torch.dtype, tokens: int, heads: tuple[int, int], dim: int
+) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    shape = Heads(*heads, dim, 1.0, 0)
+    wide = random(chance, tokens, (heads[0] + 2 * heads[1]) * dim + 7, dtype=dtype)
+    tables = [random(chance, tokens, dim, dtype=dtype) for _ in range(2)]
+    writes = torch.randperm(3 * KV_BLOCK_SIZE, generator=chance)[:tokens]
+    results = []
+    for kernels, device in ((PLAIN, torch.device("cpu")), (fast.of[dtype], fast.device)):
+        keys = torch.full((3, heads[1], dim, KV_BLOCK_SIZE), 7.0, dtype=dtype, device=device)
+        values = torch.full((3, heads[1], KV_BLOCK_SIZE, dim), 7.0, dtype=dtype, device=device)
+        cos, sin = (table.to(device) for table in tables)
+        there = writes.to(device)
+        metadata = AttentionMetadata(there, there, there)
+        qkv = wide.to(device)[:, 7:]
+        q = kernels.rotate_and_write_kv(qkv, cos, sin, shape, KVLayer(keys, values), metadata)
+        results.append((q.cpu(), keys.cpu(), values.cpu()))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+@few
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(1, 700),
+    inputs=st.integers(1, 60),
+    outputs=st.integers(1, 90),
+    bias=st.booleans(),
+    cut=st.integers(1, 699),
+)
+def test_products_of_our_own_are_right_and_have_the_same_bits_in_any_batch(
+    natives: dict[torch.dtype, Ops],
+    seed: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    cut: int,
+) -> None:
+    matmul = natives[torch.bfloat16].matmul
+    if matmul is None:
+        pytest.skip("the processor has no AMX")
+    chance = torch.Generator().manual_seed(seed)
+    x, weight = (random(chance, n, 32 * inputs, dtype=torch.bfloat16) for n in (rows, outputs))
+    added = random(chance, outputs, dtype=torch.bfloat16) if bias else None
+    packed = matmul.pack(weight)
+    assert torch.equal(matmul.unpack(packed, outputs), weight)
+    found = matmul(x, packed, added, outputs)
+    expected = torch.nn.functional.linear(
+        x.float(), weight.float(), None if added is None else added.float()
+    )
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=0.1)
+    with limit_threads(2):
+        parts = [matmul(part, packed, added, outputs) for part in (x[:cut], x[cut:]) if len(part)]
+        columns = x.t().contiguous().t()
+        assert torch.equal(matmul(columns, packed, added, outputs), found)
+    assert torch.equal(torch.cat(parts), found)
 
 
 @few

@@ -81,6 +81,16 @@ def test_reply_that_a_scorer_cannot_read_is_wrong(family: str) -> None:
         assert verifier.verify(task, reply)["right"] < 0.1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
+@pytest.mark.parametrize("family", ["chain_sum,min_terms=30000000,max_terms=30000000"])
+def test_tasks_without_end_stop_at_a_limit_and_the_next_ones_are_made(family: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(InvalidInput, match="chain_sum") as refused:
+        Plugins().verifier("reasoning-gym", family).tasks(1, 50)
+    assert refused.value.hint
+    assert len(Plugins().verifier("reasoning-gym", "chain_sum").tasks(1, 3)) == 3
+
+
 UNSAFE = (
     "binary_matrix coin_flip countdown intermediate_integration n_queens polynomial_multiplication "
     "propositional_logic puzzle24 rubiks_cube rush_hour simple_integration spiral_matrix "

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
 from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
-from personalpeft.backends.torch.ops.training_ops import TrainingOps
+from personalpeft.backends.torch.ops.training_ops import Heads, TrainingOps
 from personalpeft.base_models.mapped_weights import MappedTensor
 
 # Tokens in a block of the key-value cache.
@@ -214,6 +214,37 @@ class Ops:
         kv.keys[block, :, :, offset] = k
         kv.values[block, :, offset] = v
 
+    def rotate_and_write_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        kv: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Rotate queries and keys (RoFormer, Su et al. 2021), and write keys and values.
+
+        Args:
+            qkv: ``[T, (heads + 2 kv_heads) * dim]``; only rows must be contiguous.
+            cos: ``[T, dim]``.
+            sin: ``[T, dim]``.
+            heads: The shape of attention.
+            kv: The cache of one layer.
+            metadata: Where each token is written.
+
+        Returns:
+            The queries, ``[T, heads, dim]``.
+        """
+        kv_size = heads.kv_heads * heads.dim
+        q, k, v = (
+            part.unflatten(1, (-1, heads.dim))
+            for part in qkv.split([heads.heads * heads.dim, kv_size, kv_size], dim=1)
+        )
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        self.write_kv(k, v.contiguous(), kv, metadata)
+        return q
+
     def paged_attention(
         self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
@@ -297,6 +328,11 @@ class Ops:
     def argmax(self, x: Tensor) -> Tensor:
         """Return the first index of the largest value of each row of ``[rows, n]``, int64."""
         return x.argmax(-1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
 
 def _gather_kv(kv: KVLayer, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:

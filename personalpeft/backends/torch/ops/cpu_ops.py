@@ -21,13 +21,14 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
 from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
-from personalpeft.backends.torch.ops.training_ops import TrainingOps, addresses
+from personalpeft.backends.torch.ops.training_ops import Heads, TrainingOps, addresses
 from personalpeft.base_models.mapped_weights import MappedTensor
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "apply_lora": (_P, _P, _I, _P, _P, _P, _I, _P, _I, _I, _I, _I, _P, _I),
     "write_kv": (_P, _P, _P, _P, _P, _I, _I, _I),
+    "rotate_and_write_kv": (_P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I),
     "paged_attention": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
     "rms_norm": (_P, _P, _P, _I, _I, _F),
     "rms_norm_backward": (_P, _P, _P, _P, _I, _I, _F),
@@ -89,6 +90,27 @@ class CpuOps(Ops):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
         self._functions["write_kv"](*addresses(k, v, *kv, metadata.kv_indices), *k.shape)
+
+    def rotate_and_write_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        kv: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        q = qkv.new_empty((len(qkv), heads.heads, heads.dim))
+        self._functions["rotate_and_write_kv"](
+            qkv.data_ptr(),
+            qkv.stride(0),
+            *addresses(cos, sin, q, *kv, metadata.kv_indices),
+            len(qkv),
+            heads.heads,
+            heads.kv_heads,
+            heads.dim,
+        )
+        return q
 
     def paged_attention(
         self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams

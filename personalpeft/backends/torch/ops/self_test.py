@@ -159,6 +159,14 @@ def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
         each.write_kv(k, v, caches[-1], metadata)
     for actual, expected in zip(*caches, strict=True):
         yield "write_kv", actual, expected
+    qkv, shape = torch.cat([q, k, v], dim=1).flatten(1), Heads(heads, kv_heads, dim, 0.25, 0)
+    cos, sin = (torch.randn(count, dim, dtype=dtype).to(device) for _ in range(2))
+    actual, expected = (
+        each.rotate_and_write_kv(qkv, cos, sin, shape, cache, metadata)
+        for each, cache in zip((ops, reference), caches, strict=True)
+    )
+    yield "rotate_and_write_kv", actual, expected
+    yield "rotate_and_write_kv", caches[0].keys, caches[1].keys
     chunk = PrefillChunk(0, 11, count, blocks)
     for softcap, window in ((0.0, 0), (0.0, 7), (5.0, 0)):
         params = AttentionParams(0.25, softcap, window)

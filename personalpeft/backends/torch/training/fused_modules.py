@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from personalpeft.backends.openmp import limit_threads
 from personalpeft.backends.torch.autograd import apply_function, differentiable
+from personalpeft.backends.torch.kv_cache import ForwardContext
 from personalpeft.backends.torch.lora_layers import LoRALinear
-from personalpeft.backends.torch.ops.base import Ops
+from personalpeft.backends.torch.ops.base import AttentionParams, Ops
 from personalpeft.backends.torch.ops.training_ops import (
     AttentionInputs,
     Heads,
@@ -172,7 +173,11 @@ def _are_grouped(*layers: object) -> bool:
 
 
 class _FusedAttention(nn.Module):
-    """Compute attention over ``segments``; a pass without them uses the original module."""
+    """Compute attention over ``segments`` or the cache of a ``batch``.
+
+    The original module computes a pass without either, and a batch's pass where queries or keys
+    have a norm.
+    """
 
     def __init__(self, inner: Any, ops: TrainingOps) -> None:
         super().__init__()
@@ -198,12 +203,15 @@ class _FusedAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         segments: Segments | None = None,
+        batch: ForwardContext | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         inner = self.inner
+        if segments is None and batch is not None and self._fused_qkv:
+            return self._attend_cache(hidden_states, position_embeddings, batch), None
         if segments is None:
             output: tuple[Tensor, Tensor | None] = inner(
-                hidden_states, position_embeddings=position_embeddings, **kwargs
+                hidden_states, position_embeddings=position_embeddings, batch=batch, **kwargs
             )
             return output
         if self._fused_qkv:
@@ -220,6 +228,18 @@ class _FusedAttention(nn.Module):
         args = (cos, sin, segments, self._heads, self._ops)
         out = apply_function(_AttentionFunction, *args, *inputs)
         return inner.o_proj(out[None]), None
+
+    def _attend_cache(
+        self, hidden: Tensor, embeddings: tuple[Tensor, Tensor], batch: ForwardContext
+    ) -> Tensor:
+        inner, heads = self.inner, self._heads
+        qkv = inner.q_proj.grouped.all_outputs(hidden)[0]
+        cos, sin = (t[0].contiguous() for t in embeddings)
+        kv = batch.layer(inner.layer_idx)
+        q = batch.cache.ops.rotate_and_write_kv(qkv, cos, sin, heads, kv, batch.metadata)
+        out = batch.attend(q, kv, AttentionParams(heads.scaling, window=heads.window))
+        result: Tensor = inner.o_proj(out.flatten(1)[None])
+        return result
 
 
 def _supports_fusion(part: Any) -> bool:

@@ -48,6 +48,28 @@ struct Tile {
     int32_t token, count, row, length;
 };
 
+// Apply the rotary embedding to one head of one token, with the bits of torch's operations: products
+// are rounded before they are added. `products` is scratch for 2 * dim numbers.
+inline void rotate_as_torch(const T* x, const T* cos, const T* sin, int64_t dim, T* products, T* y) {
+    const int64_t half = dim / 2;
+    T* const turned = products + dim;
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) {
+        store(as_float(x[d]) * as_float(cos[d]), products[d]);
+    }
+#pragma omp simd
+    for (int64_t d = 0; d < half; ++d) {
+        store(-as_float(x[d + half]) * as_float(sin[d]), turned[d]);
+        store(as_float(x[d]) * as_float(sin[d + half]), turned[d + half]);
+    }
+    // Otherwise a compiler may fuse a product and the sum in float32.
+    asm volatile("" : : "r"(products) : "memory");
+#pragma omp simd
+    for (int64_t d = 0; d < dim; ++d) {
+        store(as_float(products[d]) + as_float(turned[d]), y[d]);
+    }
+}
+
 // Compute the scores of one query against a block's keys, [dim, BLOCK].
 inline void score_block(const float* query, const float* key, int64_t dim, float* scores) {
     float lane[BLOCK] = {};
@@ -237,6 +259,36 @@ void write_kv(const T* k, const T* v, T* keys, T* values, const int64_t* kv_indi
             }
             std::memcpy(values + ((block * heads + h) * BLOCK + offset) * dim,
                         v + (t * heads + h) * dim, dim * sizeof(T));
+        }
+    }
+}
+
+// Rotate queries and keys of tokens (RoFormer, Su et al. 2021, eq. 34), and write keys and values to
+// the cache. A row of `qkv` has a token's queries, keys and values.
+void rotate_and_write_kv(const T* qkv, int64_t row, const T* cos, const T* sin, T* queries, T* keys,
+                         T* values, const int64_t* kv_indices, int64_t tokens, int64_t heads,
+                         int64_t kv_heads, int64_t dim) {
+    // A token's work is about six operations for each number.
+#pragma omp parallel if (6 * tokens * (heads + kv_heads) * dim >= WORTH_THREADS)
+    {
+        std::vector<T> rotated(kv_heads * dim), products(2 * dim);
+#pragma omp for
+        for (int64_t t = 0; t < tokens; ++t) {
+            const T *q = qkv + t * row, *k = q + heads * dim, *v = k + kv_heads * dim;
+            // Each number of a key has its own line of the cache. All are fetched together.
+            const int64_t block = kv_indices[t] / BLOCK, offset = kv_indices[t] % BLOCK;
+            for (int64_t d = 0; d < kv_heads * dim; ++d) {
+                __builtin_prefetch(keys + (block * kv_heads * dim + d) * BLOCK + offset, 1);
+            }
+            for (int64_t h = 0; h < heads; ++h) {
+                rotate_as_torch(q + h * dim, cos + t * dim, sin + t * dim, dim, products.data(),
+                                queries + (t * heads + h) * dim);
+            }
+            for (int64_t h = 0; h < kv_heads; ++h) {
+                rotate_as_torch(k + h * dim, cos + t * dim, sin + t * dim, dim, products.data(),
+                                &rotated[h * dim]);
+            }
+            write_kv(rotated.data(), v, keys, values, kv_indices + t, 1, kv_heads, dim);
         }
     }
 }
