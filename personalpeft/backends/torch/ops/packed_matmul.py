@@ -42,20 +42,21 @@ class PackedMatmul:
     def pack(weight: Tensor) -> Tensor:
         """Return ``[outputs, inputs]`` weights in the order of tiles.
 
-        The result is ``[panels, inputs / 32, 2, 16 pairs of inputs, 16 outputs, 2]``.
+        The result is ``[panels, inputs / 32, 2, 16 pairs of inputs, 16 outputs]``; an int32 is a pair.
         """
         outputs, inputs = weight.shape
         if missing := -outputs % _PANEL:
             weight = torch.cat([weight, weight.new_zeros((missing, inputs))])
-        tiles = weight.view(-1, 2, _PANEL // 2, inputs // _INPUTS, _INPUTS // 2, 2)
-        return tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+        pairs = weight.contiguous().view(torch.int32)
+        tiles = pairs.view(-1, 2, _PANEL // 2, inputs // _INPUTS, _INPUTS // 2)
+        return tiles.permute(0, 3, 1, 4, 2).contiguous()
 
     @staticmethod
     def unpack(packed: Tensor, outputs: int) -> Tensor:
         """Return the weights that were packed, ``[outputs, inputs]``."""
         panels, steps = packed.shape[:2]
-        rows = packed.permute(0, 2, 4, 1, 3, 5).reshape(panels * _PANEL, steps * _INPUTS)
-        return rows[:outputs]
+        rows = packed.permute(0, 2, 4, 1, 3).reshape(panels * _PANEL, steps * _INPUTS // 2)
+        return rows.view(torch.bfloat16)[:outputs]
 
     def __call__(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """Return ``[rows, outputs]`` of ``[rows, inputs]``."""
