@@ -169,7 +169,7 @@ class ProductChooser:
 
     def choose(self, shape: ProductShape) -> ProductChoice:
         """Return how to compute products of this shape; the first call for a shape tries it."""
-        if self.native is not None and shape.only is None and self.native.fits(shape.inputs):
+        if self.native is not None and self.native.fits(shape.inputs):
             return ProductChoice(ProductKind.NATIVE, None)
         if shape.key not in self._stored:
             self._stored[shape.key] = _choose(shape, self._threads, self._device)

@@ -48,6 +48,7 @@ class Unpacker:
     def __init__(self, ops: Ops, chooser: ProductChooser) -> None:
         self.ops, self.chooser = ops, chooser
         self._buffer = torch.empty(0, dtype=ops.dtype)
+        self._packed = torch.empty(0, dtype=torch.int32)
 
     def part(self, matrices: Sequence[MappedTensor], rows: slice, columns: slice) -> Tensor:
         """Return a part of matrices below each other, valid until the next call.
@@ -67,6 +68,35 @@ class Unpacker:
                 self.ops.unpack(matrix, slice(low - first, high - first), columns, part)
             first = last
         return out
+
+    def multiply(
+        self, choice: ProductChoice, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        """Multiply rows with a part's weights.
+
+        Args:
+            choice: How to compute it.
+            x: ``[rows, inputs]``.
+            weight: The part, or its transpose, ``[outputs, inputs]``.
+            bias: ``[outputs]``, if any.
+            out: Takes the result, ``[rows, outputs]``.
+        """
+        native = self.chooser.native
+        if choice.kind is not ProductKind.NATIVE or native is None:
+            is_transposed = choice.kind is ProductKind.TRANSPOSED
+            product = (
+                partial(torch.mm, mat2=weight.t())
+                if is_transposed
+                else partial(linear, weight=weight, bias=bias)
+            )
+            out.copy_(choice.apply(product, x))
+            return
+        outputs, inputs = weight.shape
+        size = native.packed_size(inputs, outputs)
+        if size > self._packed.numel():
+            with torch.inference_mode(mode=False):
+                self._packed = torch.empty(size, dtype=torch.int32)
+        native(x, native.pack(weight, self._packed), bias, outputs, out)
 
     def _take(self, rows: int, columns: int) -> Tensor:
         if rows * columns > self._buffer.numel():
@@ -109,7 +139,7 @@ class MappedLinear(FrozenLinear):
         for part, choice in self._output_parts:
             weight = self._unpacker.part(self._matrices, part, slice(0, self._inputs))
             bias = None if self.bias is None else self.bias[part]
-            y[:, part] = choice.apply(partial(linear, weight=weight, bias=bias), rows)
+            self._unpacker.multiply(choice, rows, weight, bias, y[:, part])
         return y[: x.numel() // self._inputs].view(*x.shape[:-1], self._outputs)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
@@ -117,7 +147,7 @@ class MappedLinear(FrozenLinear):
         inputs = rows.new_empty((len(rows), self._inputs))
         for part, choice in self._input_parts:
             weight = self._unpacker.part(self._matrices, slice(0, self._outputs), part)
-            inputs[:, part] = choice.apply(partial(torch.mm, mat2=weight), rows)
+            self._unpacker.multiply(choice, rows, weight.t(), None, inputs[:, part])
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
     def _choose(self, inputs: int, outputs: int, kind: ProductKind) -> ProductChoice:

@@ -130,8 +130,31 @@ inline void store_block(const float* sums, const T* bias, int64_t rows, int64_t 
     }
 }
 
-void multiply(const T* x, int64_t x_row, const T* packed, const T* bias, T* out, int64_t rows,
-              int64_t inputs, int64_t outputs) {
+// Pack the weights of a tile. Those of one output, or of one input, are `stride` apart from those of
+// the next.
+template <bool INPUTS_CONTIGUOUS>
+inline void pack_tile(const T* from, int64_t stride, int64_t outputs, T* to) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << outputs) - 1);
+    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(stride));
+    for (int64_t pair = 0; pair < INPUTS / 2; ++pair, to += 2 * ROWS) {
+        __m512i pairs;
+        if (INPUTS_CONTIGUOUS) {
+            pairs = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), mask, places,
+                                                from + 2 * pair, sizeof(T));
+        } else {
+            const T* const one = from + 2 * pair * stride;
+            const __m256i low = _mm256_maskz_loadu_epi16(mask, one),
+                          high = _mm256_maskz_loadu_epi16(mask, one + stride);
+            pairs = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
+                                    _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+        }
+        _mm512_storeu_si512(to, pairs);
+    }
+}
+
+void multiply(const T* x, int64_t x_row, const T* packed, const T* bias, T* out, int64_t out_row,
+              int64_t rows, int64_t inputs, int64_t outputs) {
     const int64_t steps = inputs / INPUTS, panels = divide_up(outputs, PANEL);
     const int64_t fitting = MOST_NUMBERS / (std::min(steps, OUTER_STEPS) * INPUTS) / BLOCK * BLOCK;
     const int64_t chunk = std::min(fitting, MOST_ROWS), chunks = divide_up(rows, chunk);
@@ -172,7 +195,7 @@ void multiply(const T* x, int64_t x_row, const T* packed, const T* bias, T* out,
                             if (step + count == steps) {
                                 store_block(block, bias ? bias + column : nullptr, left,
                                             std::min(outputs - column, PANEL),
-                                            out + row * outputs + column, outputs);
+                                            out + row * out_row + column, out_row);
                             }
                         }
                     }
@@ -199,12 +222,34 @@ int32_t supports_matmul() {
 #endif
 }
 
-// out[rows, outputs] = x[rows, inputs] W^T + bias. `inputs` is a multiple of 32. `packed` has W as
-// [panels][inputs / 32][2][16 pairs of inputs][16 outputs][2], and zeros beyond the last output.
-void matmul(const T* x, int64_t x_row, const T* packed, const T* bias, T* out, int64_t rows,
-            int64_t inputs, int64_t outputs) {
+// out[rows, outputs] = x[rows, inputs] W^T + bias. `inputs` is a multiple of 32. `pack_tiles` made
+// `packed`.
+void matmul(const T* x, int64_t x_row, const T* packed, const T* bias, T* out, int64_t out_row,
+            int64_t rows, int64_t inputs, int64_t outputs) {
 #ifdef WITH_AMX
-    multiply(x, x_row, packed, bias, out, rows, inputs, outputs);
+    multiply(x, x_row, packed, bias, out, out_row, rows, inputs, outputs);
+#endif
+}
+
+// Pack W for `matmul`: [panels][inputs / 32][2][16 pairs of inputs][16 outputs][2], with zeros beyond
+// the last output. W[output][input] is weights[output * output_step + input * input_step], and one of
+// the steps is 1.
+void pack_tiles(const T* weights, int64_t output_step, int64_t input_step, T* packed,
+                int64_t inputs, int64_t outputs) {
+#ifdef WITH_AMX
+    const int64_t steps = inputs / INPUTS, panels = divide_up(outputs, PANEL);
+#pragma omp parallel for schedule(static) if (inputs * outputs >= WORTH_THREADS)
+    for (int64_t tile = 0; tile < panels * steps * 2; ++tile) {
+        const int64_t step = tile / 2 % steps, first = tile / 2 / steps * PANEL + tile % 2 * ROWS;
+        const int64_t count = std::max(std::min(outputs - first, ROWS), int64_t{0});
+        const T* const from = weights + first * output_step + step * INPUTS * input_step;
+        T* const to = packed + tile * TILE;
+        if (input_step == 1) {
+            pack_tile<true>(from, output_step, count, to);
+        } else {
+            pack_tile<false>(from, input_step, count, to);
+        }
+    }
 #endif
 }
 
