@@ -51,14 +51,14 @@ class GlobalOptions:
         return Display(self)
 
     def user_id(self) -> str:
-        """Return ``--user``, else PERSONALPEFT_USER, else the login name if it is an id, else
-        "me".
+        """Return ``--user``, else PERSONALPEFT_USER, else an id of the login name's own, else "me"
+        where there is no login name.
         """
         if self.user is not None:
             return self.user
         named = os.environ.get(USER)
         if not named:
-            return _login_name() or "me"
+            return _login_id() or "me"
         from personalpeft.errors import InvalidId
         from personalpeft.ids import check_user_id
 
@@ -337,7 +337,8 @@ def _whole_line(example: str) -> str:
     return f"{PROGRAM} {example.removeprefix(f'{PROGRAM} ')}"
 
 
-def _login_name() -> str | None:
+def _login_id() -> str | None:
+    """Return the login name if it is an id, else an id that no other name has; None without one."""
     import getpass
 
     from personalpeft.ids import USER_ID
@@ -346,4 +347,13 @@ def _login_name() -> str | None:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):
         return None
-    return name if USER_ID.fullmatch(name) and ".." not in name else None
+    if not name:
+        return None
+    if USER_ID.fullmatch(name) and ".." not in name:
+        return name
+    import hashlib
+    import re
+
+    plain = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    mark = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:6]
+    return f"{plain or 'user'}-{mark}"

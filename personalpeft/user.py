@@ -859,11 +859,14 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         ``current=False`` includes superseded and retracted signals.
         """
         check_flags(current=current)
-        return list_signal_status(self._services.store, self.id, current=current)
+        # Otherwise a head may be forgotten between two reads.
+        with self._services.store.database.snapshot():
+            return list_signal_status(self._services.store, self.id, current=current)
 
     def pending(self) -> Pending:
         """Return what the next learn would train on. Reads the ledger and loads no model."""
-        return pending(self._services.store, self.id)
+        with self._services.store.database.snapshot():
+            return pending(self._services.store, self.id)
 
     def training_status(self) -> TrainingStatus | None:
         """Return what is being trained now by any program on this home, or None.

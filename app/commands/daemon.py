@@ -8,6 +8,7 @@ import threading
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,7 @@ def install(common: GlobalOptions, system: str | None) -> None:
     It is a systemd user unit or a launchd agent, with the current home and base. Save it where its
     first lines say.
     """
-    from personalpeft.settings import CACHE
+    from personalpeft.settings import CACHE, KEYS, LEARNING_DEVICE, PASSPHRASE, PLUGINS, WEIGHTS
     from personalpeft_app.daemon import units
 
     home, cache = common.paths()
@@ -225,6 +226,13 @@ def install(common: GlobalOptions, system: str | None) -> None:
     words += ["--home", str(home), "--base", common.base_name()]
     words += ["--backend", common.backend] if common.backend else []
     environment = {CACHE: str(cache)} if os.environ.get(CACHE) else {}
+    for name in (KEYS, PLUGINS, WEIGHTS, LEARNING_DEVICE):
+        if os.environ.get(name):
+            environment[name] = os.environ[name]
+    if KEYS in environment:
+        environment[KEYS] = str(Path(environment[KEYS]).expanduser().resolve())
+    if os.environ.get(PASSPHRASE):
+        info(common, f"Add {PASSPHRASE} by hand: the file here is printed for all to read.")
     system = system or host.service_manager()
     if not system:
         raise InvalidInput(

@@ -218,7 +218,7 @@ def teach(
     option = "" if skill is None else f" --layer {layer}"
     if trains:
         shortage = _describe_shortage(layer, too_few)
-        use = shortage or f"To train on it: personalpeft learn{option}"
+        use = shortage or f"To train on it: personalpeft learn{option} --user {user.id}"
         info(common, f"Recorded for {layer}. {use}")
     else:
         info(common, "Recorded. Nothing is trained on it.")

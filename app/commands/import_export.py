@@ -155,7 +155,7 @@ def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revi
     with session.open_user(common, "make") as user, common.display:
         revision = read(user)
     emit(common, revision, revision.id)
-    info(common, f"Live for {user.id}. To undo it: personalpeft rollback {layer}")
+    info(common, f"Live for {user.id}. To undo it: personalpeft rollback {layer} --user {user.id}")
 
 
 @command("publish", examples=("publish", "publish ada bo", "publish --to /srv/stacks --json"))

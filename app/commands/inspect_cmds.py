@@ -92,7 +92,10 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     data = [{**to_json(each), "live": each.id in live} for each in items]
     emit(common, {"user": user.id, "revisions": data}, format_table(headings, rows, flexible=(6,)))
     if not items:
-        info(common, f"{user.id} has no revision yet. Give feedback, then: personalpeft learn")
+        info(
+            common,
+            f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}",
+        )
 
 
 @command("turns", examples=("turns", "turns -n 50 --json"))

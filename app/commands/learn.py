@@ -186,7 +186,8 @@ def rollback(common: GlobalOptions, layer: str, to: str | None) -> None:
         return
     info(common, f"{layer}: {before} -> {after}")
     if move.cause == MoveCause.ROLLBACK_UNDONE:
-        info(common, f"This undid your last rollback. Without any: rollback {layer} --to {BASE}")
+        without = f"personalpeft rollback {layer} --to {BASE} --user {user.id}"
+        info(common, f"This undid the last rollback. Without any: {without}")
 
 
 @command(

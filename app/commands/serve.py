@@ -78,7 +78,7 @@ def _check_origins(
     "--max-batch",
     type=click.IntRange(1, 256),
     help="Replies in one batch. Default: 2 where the home has at most two users and llama.cpp can"
-    " serve them; else 16, and 128 on a GPU.",
+    " serve them; else 32, and 128 on a GPU.",
 )
 @option("--max-queue", type=click.IntRange(1, 512), default=48, help="Requests in the queue.")
 @option(

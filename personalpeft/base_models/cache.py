@@ -211,10 +211,22 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
         ) from error
     # tokenizers raises a plain Exception, and transformers errors of its own, for files of strangers.
     except Exception as error:
+        if _is_full(cache):
+            raise WeightsError(
+                f"{card.name} cannot be prepared in {cache}: its disk is full.",
+                hint="Make room there, or set PERSONALPEFT_CACHE to a folder on another disk.",
+            ) from error
         raise WeightsError(
             f"{card.name} cannot be converted: {error}.",
             hint="This version of transformers or gguf may not know this kind of model.",
         ) from error
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < 1 << 20
+    except OSError:
+        return False
 
 
 def _temporary_folder(entry: Path) -> Path:

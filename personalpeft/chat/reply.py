@@ -12,7 +12,7 @@ from typing import Self
 from personalpeft.backends.sequence import OutputChunk
 from personalpeft.base_models.tool_calls import assistant_message
 from personalpeft.engine.request import OutputStream
-from personalpeft.errors import Forgotten, HomeError, InvalidInput, NotFound
+from personalpeft.errors import Damaged, Forgotten, HomeError, InvalidInput, NotFound
 from personalpeft.ids import LAST
 from personalpeft.store.store import Store
 from personalpeft.types import FinishReason, Message, Stack, ToolCall, ToolFormat, Turn, Usage
@@ -175,6 +175,7 @@ class ReplyReader:
         outputs: The engine's chunks of one request.
         stack: The adapters that serve the request.
         record: Appends the turn to the ledger and returns the reply as it was recorded.
+        check_stack: Raises ``Forgotten`` if an adapter of the stack was forgotten.
         on_chunk: Called with each chunk that arrives.
         decode: Turns tokens into text, if log-probs were requested.
         tool_format: How the base writes tool calls.
@@ -184,6 +185,7 @@ class ReplyReader:
     outputs: OutputStream
     stack: Stack
     record: Callable[[Reply], Reply]
+    check_stack: Callable[[], None]
     on_chunk: Callable[[], None]
     decode: Callable[[Sequence[int]], str] | None
     tool_format: ToolFormat
@@ -222,6 +224,14 @@ class ReplyReader:
                     yield chunk.text
         except GeneratorExit:
             is_left = True
+            raise
+        except Damaged:
+            # An adapter is missing, too, if its user forgot it before it was loaded.
+            try:
+                self.check_stack()
+            except Forgotten as error:
+                self.outcome = error
+                raise
             raise
         finally:
             self.outputs.close()

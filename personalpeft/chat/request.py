@@ -100,11 +100,16 @@ def start_stream(
             dropped_messages=dropped,
         )
 
+    def check_stack() -> None:
+        for entry in stack.entries:
+            services.store.catalog.revision(user, entry.revision)
+
     reader = ReplyReader(
         turn_id,
         outputs,
         stack,
         record,
+        check_stack,
         _activity_marker(services),
         engine.backend.decode if chat.logprobs else None,
         services.base.tool_format,

@@ -472,7 +472,7 @@ def _built_before(outcome: LearnReport) -> NothingToLearn:
     return NothingToLearn(
         f"Nothing new for {outcome.layer}. The last build of its lessons is not live; it was"
         f" {outcome.outcome}: {outcome.reason}.",
-        hint=f"personalpeft rollback {outcome.layer} --to {target} makes it live, and --to base"
-        " switches the layer off; or give it more lessons.",
+        hint=f"personalpeft rollback {outcome.layer} --to {target} --user {outcome.user} makes it"
+        " live, and --to base switches the layer off; or give it more lessons.",
         cause=NothingCause.NOT_LIVE,
     )

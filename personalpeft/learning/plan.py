@@ -461,7 +461,7 @@ def _nothing_to_learn(
             signals=too_long,
         )
     if is_learned:
-        again = "or learn the same lessons again: personalpeft learn --from-scratch"
+        again = 'or learn the same lessons again with start="scratch" (--from-scratch)'
         return NothingToLearn(
             f"Nothing new for {layer}: there is no lesson since the last learn.",
             hint=f"{hint.removesuffix('.')}, {again}",

@@ -168,7 +168,8 @@ def _copy_database(database: Database, path: Path) -> list[str]:
     with closing(database.open_other(path)) as copy:
         # No other connection has the file, and no empty journal is to stay beside it.
         copy.execute("pragma journal_mode=delete").fetchall()
-        with database.read_transaction() as db:
+        # Inside: an error of the copy must not name the home.
+        with database.read_transaction() as db, map_home_errors(path.parent):
             db.backup(copy)
         _check_copy(copy, database.path)
         if has_table(copy, "publication"):

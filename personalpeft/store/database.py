@@ -68,7 +68,7 @@ class Database:
     @contextmanager
     def read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection whose queries all see the same moment."""
-        if (outer := self._written_by_thread()) is not None:
+        if (outer := self._written_by_thread() or self._read_by_thread()) is not None:
             yield outer
             return
         with map_home_errors(self._home), self._borrow() as db:
@@ -77,6 +77,16 @@ class Database:
                 yield db
             finally:
                 db.rollback()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Have all reads of this thread see the same moment. The block must not write."""
+        with self.read_transaction() as db:
+            self._thread.read = db
+            try:
+                yield
+            finally:
+                self._thread.read = None
 
     @contextmanager
     def write_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -199,6 +209,10 @@ class Database:
     def _written_by_thread(self) -> sqlite3.Connection | None:
         """Return the connection of the write transaction that this thread is in."""
         return getattr(self._thread, "written", None)
+
+    def _read_by_thread(self) -> sqlite3.Connection | None:
+        """Return the connection of the snapshot that this thread is in."""
+        return getattr(self._thread, "read", None)
 
     @contextmanager
     def _borrow(self) -> Iterator[sqlite3.Connection]:

@@ -18,6 +18,7 @@ from personalpeft.chat.examples import (
     nearest_examples,
 )
 from personalpeft.learning.data.assignment import load_style_examples
+from personalpeft.learning.data.general_prompts import PROBE_SAMPLING
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import EvalJob
 from personalpeft.learning.layers import trained_on
@@ -75,11 +76,20 @@ def _live_examples(
 def _examples_for_probes(
     services: Services, plan: Plan, examples: Sequence[PromptExample]
 ) -> dict[str, tuple[Message, ...]]:
-    """Return the examples that precede each probe which is like the lessons."""
+    """Return the examples that precede each probe which is like the lessons.
+
+    As when users are served, long lessons are none.
+    """
+    backend = services.learning_engine.backend
     probes = [probe.question for probe in plan.general_prompts.probes]
     vectors = services.memory.embedder.embed([each.request for each in examples])
-    found = zip(probes, services.router.embed_general(probes), strict=True)
-    return _without_empty({probe: _turns(examples, vectors, row) for probe, row in found})
+    found = {}
+    for probe, row in zip(probes, services.router.embed_general(probes), strict=True):
+        turns = _turns(examples, vectors, row)
+        length = len(backend.render((*turns, Message("user", probe)))) + PROBE_SAMPLING.max_tokens
+        if is_short(turns, backend) and length <= backend.max_length:
+            found[probe] = turns
+    return _without_empty(found)
 
 
 def _examples_for_lessons(

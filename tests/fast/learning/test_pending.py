@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,30 @@ def test_lessons_that_no_learn_can_use_are_pending_until_one_learn(ada: User) ->
     with pytest.raises(NothingToLearn):
         ada.learn()
     assert len(ada.reports()) == number
+
+
+def test_what_is_pending_is_of_one_moment_while_another_thread_forgets(ada: User) -> None:
+    correct(ada, 6)
+    ada.learn()
+    stop = threading.Event()
+    problems: list[Exception] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                ada.pending()
+                ada.signal_statuses(current=False)
+            except Exception as error:  # noqa: BLE001 - the test shows what it was
+                problems.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(6):
+        (edit,) = correct(ada, 1, first=20 + number)
+        ada.learn()
+        ada.forget(edit)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert problems == []

@@ -511,3 +511,19 @@ def test_an_empty_id_is_no_conversation(tmp_path: Path) -> None:
         user.chat("Once upon a time", template=False)
         with home_unchanged(tmp_path / "home"), pytest.raises((NotFound, InvalidInput)):
             user.forget("", conversation=True)
+
+
+def test_reply_whose_adapter_is_forgotten_before_it_is_loaded_says_so(
+    home: Path, tmp_path: Path
+) -> None:
+    with open_runtime(home) as runtime:
+        edits = correct(runtime.user("ada"), 6)
+        assert runtime.user("ada").learn().live
+    with open_runtime(home) as reading, open_runtime(home) as forgetting:
+        stream = reading.user("ada").stream("hello")
+        forgetting.user("ada").forget(edits[0], rebuild=False)
+        with pytest.raises(Forgotten):
+            list(stream)
+        with pytest.raises(Forgotten):
+            _ = stream.reply
+        assert reading.user("ada").chat("hello").text

@@ -120,6 +120,16 @@ def test_the_daemon_has_a_file_for_its_system_or_says_what_to_do(other_system: s
         assert "run-once" in getattr(done.exception, "hint", done.output)
 
 
+def test_the_file_of_the_daemon_finds_the_keys_of_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_KEYS", str(tmp_path / "keys"))
+    monkeypatch.setenv("PERSONALPEFT_PASSPHRASE", "correct horse")
+    done = CliRunner().invoke(cli, ["daemon", "install", "--as", "systemd"])
+    assert f"PERSONALPEFT_KEYS={tmp_path / 'keys'}" in done.stdout
+    assert "correct horse" not in done.output
+
+
 def _refuse(times: int) -> Callable[[Path, Path], None]:
     """Return a rename that Windows refuses so often, since a program has the target open."""
     rename, refused = os.replace, 0

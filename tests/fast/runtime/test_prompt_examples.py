@@ -129,6 +129,18 @@ def test_long_prompt_is_answered_without_examples(
     assert [answer.used for answer in comparison.answers] == [(), ()]
 
 
+def test_edit_that_fills_the_context_is_no_example_and_keeps_no_learn_from_ending(
+    ada: User, edits: list[str]
+) -> None:
+    for topic in ("General", "Which", "What"):
+        reply = ask(ada, f"{topic} is the capital of France?")
+        ada.feedback(reply, edit=style("Boil it well. " * 1200))
+    for topic in TOPICS:
+        ada.feedback(ask(ada, f"How do I fry {topic}?"), edit=style(f"Fry {topic}."))
+    assert ada.learn().revision
+    assert ada.pending().triggers == ()
+
+
 def test_compared_revisions_answer_as_they_would_in_a_chat(ada: User, edits: list[str]) -> None:
     comparison = ada.compare(REQUEST, "live", "base", max_tokens=60)
     texts = {answer.revision: answer.text for answer in comparison.answers}
