@@ -20,6 +20,7 @@ from personalpeft.adapters.formats.peft import (
 )
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
+from personalpeft.adapters.validate import check_change
 from personalpeft.arguments import check_choice
 from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.files import hash_files
@@ -120,7 +121,9 @@ def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
     """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
     check_layer_name(layer)
     base, source = services.base, folder.expanduser().absolute()
-    return import_peft(source, base.architecture, layer=layer, base=base.digest)
+    adapter = import_peft(source, base.architecture, layer=layer, base=base.digest)
+    check_change(adapter, str(source))
+    return adapter
 
 
 def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revision:
@@ -129,6 +132,7 @@ def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revisi
     started, base = services.clock.timer(), services.base
     source, names = file.expanduser().absolute(), _names(base)
     adapter = import_gguf_lora(source, base.architecture, names, layer=layer, base=base.digest)
+    check_change(adapter, str(source))
     return _record(services, user, adapter, started)
 
 

@@ -234,6 +234,11 @@ class _Checks:
         cache = self._settings.cache
         if not cache.exists():
             return f"{cache} does not exist yet"
+        if not cache.is_dir() or not os.access(cache, os.W_OK):
+            raise HomeError(
+                f"The cache {cache} is no folder that can be written.",
+                hint="Set PERSONALPEFT_CACHE to a folder that you can write.",
+            )
         bases = [path for path in (cache / "bases").glob("*") if path.is_dir()]
         count = sum(".tmp-" not in path.name for path in bases)
         return f"{cache}, folders of prepared bases: {count}"

@@ -111,6 +111,11 @@ class LazyModel:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Keep the engine that learns inside the block. After the last block its memory is free."""
+        backend = None if self._engine is None else self._engine.backend
+        if isinstance(backend, TrainingBackend) and backend.maps_weights:
+            # Weights that were overwritten in their file are served at once. They must not be
+            # trained on under the base's digest.
+            self._load_base()
         with self._learning_lock:
             self._num_learning += 1
         try:

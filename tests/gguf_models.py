@@ -84,6 +84,7 @@ def write_model(
     change: Callable[[Any], None] = lambda writer: None,
     template: str | None = TEMPLATE,
     leave_out: str = "",
+    store: Callable[[str, Any], Any] = lambda name, rows: rows,
 ) -> Any:
     """Write a random model as a GGUF file, and return it.
 
@@ -94,6 +95,7 @@ def write_model(
         change: Adds or overwrites fields of the writer.
         template: The chat template, if any.
         leave_out: The name of a tensor that the file lacks.
+        store: Returns how the file stores a tensor, from its name and its rows in float32.
     """
     import gguf
     from tokenizers import Tokenizer
@@ -132,7 +134,7 @@ def write_model(
     if template is not None:
         writer.add_chat_template(template)
     change(writer)
-    _add_tensors(writer, model, architecture, leave_out)
+    _add_tensors(writer, model, architecture, leave_out, store)
     write_out(writer)
     return model
 
@@ -156,7 +158,13 @@ def copy_fields(reader: Any, writer: Any) -> None:
             writer.add_key_value(key, field.contents(), field.types[0], inner)
 
 
-def _add_tensors(writer: Any, model: Any, architecture: str, leave_out: str) -> None:
+def _add_tensors(
+    writer: Any,
+    model: Any,
+    architecture: str,
+    leave_out: str,
+    store: Callable[[str, Any], Any],
+) -> None:
     import gguf
 
     config = model.config
@@ -173,7 +181,8 @@ def _add_tensors(writer: Any, model: Any, architecture: str, leave_out: str) -> 
             rows = rows + 1
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found != leave_out:
-            writer.add_tensor(found, np.ascontiguousarray(rows.astype(np.float32)))
+            stored = store(found, rows.astype(np.float32))
+            writer.add_tensor(found, np.ascontiguousarray(stored))
     if architecture == "llama":
         half = np.arange(0, config.head_dim, 2) / config.head_dim
         lengths = 2 * np.pi * LLAMA3_ROPE["rope_theta"] ** half

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft import host
-from personalpeft.errors import CardError, PersonalPeftError
+from personalpeft.errors import CardError, PersonalPeftError, WeightsError
 from personalpeft.formatting import to_json
 from personalpeft_app.options import GlobalOptions, Group, command, flag
 from personalpeft_app.output import emit, format_table, info, to_one_line
@@ -191,7 +192,13 @@ def _ask(common: GlobalOptions, model: LocalModel) -> str:
             folder, str(card), common.backend or "auto", progress=common.display
         ) as runtime:
             common.display("Asking a question", 0.0)
-            return runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40).text
+            reply = runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40, logprobs=True)
+            if not all(math.isfinite(token.logprob) for token in reply.logprobs):
+                raise WeightsError(
+                    f"{model.card.title} computes numbers that are not finite.",
+                    hint="Its weights are damaged; get a fresh copy.",
+                )
+            return reply.text
 
 
 def _read_template(file: Path) -> str:

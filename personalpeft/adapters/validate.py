@@ -9,11 +9,13 @@ import numpy as np
 
 from personalpeft.adapters.safe_io import Fault, safe_repr
 from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Matrix
-from personalpeft.errors import suggest_nearest
+from personalpeft.errors import AdapterError, suggest_nearest
 from personalpeft.types import Architecture
 
 BLOCKS_LIMIT = 1024
 PROJECTION_LIMIT = 200
+# Finite numbers may still overflow when they are multiplied. Adapters change weights by less than 1.
+_MOST_CHANGE = 1e15
 PROJECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 _OTHER_BASE = (
@@ -140,6 +142,24 @@ def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tupl
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
             raise Fault(f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.")
     return first.shape[0], first.shape[1]
+
+
+def check_change(adapter: Adapter, source: str) -> None:
+    """Raise ``AdapterError`` if the products of an imported adapter may overflow."""
+    for name, pair in adapter.weights.items():
+        change = adapter.manifest.rank * _largest(pair.a) * _largest(pair.b)
+        if change > _MOST_CHANGE:
+            raise AdapterError(
+                f"{source}: {name} would change weights by up to {change:.0e}.",
+                hint="The training that made it has diverged, or the file is damaged.",
+            )
+
+
+def _largest(matrix: Matrix) -> float:
+    """Return a bound of the absolute numbers. NumPy has no fast arithmetic for float16."""
+    if matrix.dtype == np.float16:
+        return float(np.finfo(np.float16).max) if matrix.size else 0.0
+    return max(float(matrix.max()), -float(matrix.min()))
 
 
 def _check_matrix(matrix: Matrix, name: str, *, numbers: bool) -> None:

@@ -220,6 +220,12 @@ def end_of_turn(base: Base) -> str | None:
     return max((token for token in base.control if after.startswith(token)), key=len, default=None)
 
 
+def shows_messages(base: Base) -> bool:
+    """Return whether the template writes the content of a message, in whatever case."""
+    text = "personalpeft asks"
+    return text in _render(base, [Message("user", text)], add_generation_prompt=True).casefold()
+
+
 def find_tool_format(base: Base) -> ToolFormat:
     """Return how a base writes tool calls: as its card says, or in the format of its template.
 

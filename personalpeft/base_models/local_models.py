@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.chat_template import end_of_turn, find_tool_format
+from personalpeft.base_models.chat_template import end_of_turn, find_tool_format, shows_messages
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_files, read_json, source_digest
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
@@ -307,6 +307,9 @@ def recipe(parameters: int) -> dict[str, Any]:
     return {"learning_rate": rounded, "memory": {"learning_rate": 2 * rounded}}
 
 
+_OTHER_TEMPLATE = "Give another with --chat-template FILE."
+
+
 def _check_template(
     card: ModelCard, template: str, control: tuple[str, ...], bos: str, eos: str, where: Path
 ) -> ToolFormat:
@@ -317,9 +320,10 @@ def _check_template(
         end_of_turn(base)
     except InvalidInput as error:
         raise CardError(
-            f"{where}: its chat template cannot be used: {error.message}",
-            hint="Give another with --chat-template FILE.",
+            f"{where}: its chat template cannot be used: {error.message}", hint=_OTHER_TEMPLATE
         ) from error
+    if not shows_messages(base):
+        raise CardError(f"{where}: its chat template leaves messages out.", hint=_OTHER_TEMPLATE)
     return find_tool_format(base)
 
 

@@ -91,8 +91,9 @@ def _run_probe(file: Path) -> ProbeResult:
     # Only a crash is about the processor. A kill may be for memory, an error may be temporary.
     crashed = host.is_crash(child.returncode)
     if not crashed:
-        error_text = child.stderr.decode(errors="replace")[-2000:]
-        log.warning("the processor probe ended with %s: %s", child.returncode, error_text)
+        lines = child.stderr.decode(errors="replace").split("\n")
+        last = next((each.strip() for each in reversed(lines) if each.strip()), "no message")
+        log.warning("the processor probe ended with %s: %s", child.returncode, last[:300])
     return ProbeResult(False, f"{plain}ended with status {child.returncode}", conclusive=crashed)
 
 

@@ -32,6 +32,7 @@ _ARCHITECTURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 # What llama.cpp reads of these architectures and transformers does not, with the values that change
 # nothing. Another value is no error anywhere, but the model that learns is not the one that serves.
 _IGNORED: Mapping[str, tuple[Value, ...]] = {
+    "attention.causal": (True,),
     "attention.sliding_window_pattern": (6,),
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
@@ -48,6 +49,8 @@ _PARTS = {
 _TOKENIZERS = {"gpt2": ("smollm", "llama-bpe", "qwen2"), "llama": ("default", None)}
 _SPECIAL = ("bos", "eos", "eot", "padding", "unknown")
 _CONTROL = 3
+_FLOAT32 = 0
+_EPSILON = "attention.layer_norm_rms_epsilon"
 # What looks like a mark of a template is one, whatever its type: some makers give marks the type of
 # words. A text that spells one would become the mark, and a reply would not end at it.
 _MARK = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_[a-z]+>|<(?:bos|eos)>")
@@ -233,6 +236,10 @@ def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
             f"has the tensor {others[0]!a:.60}, which no {architecture} model that is read has.",
             _OTHER_FILE,
         )
+    if (epsilon := fields.header.metadata.get(f"{architecture}.{_EPSILON}")) is None or not (
+        isinstance(epsilon, float) and 0 < epsilon < 1
+    ):
+        raise fields.fail(f"must have {architecture}.{_EPSILON} from 0 to 1, got {epsilon!a:.30}.")
     hidden, inner = fields.size("embedding_length"), fields.size("feed_forward_length")
     heads, kv_heads, dim = fields.heads()
     if fields.optional_size("attention.value_length") not in (None, dim):
@@ -246,14 +253,27 @@ def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    for name, expected in shapes.items():
-        for block in range(blocks):
-            shape = tensors[f"blk.{block}.{name}.weight"].shape
-            if shape != expected:
-                raise fields.fail(f"blk.{block}.{name} must be {expected}, got {shape}.")
+    sizes = {"attn_q_norm": dim, "attn_k_norm": dim}
+    for block in range(blocks):
+        for name in weights:
+            full = f"blk.{block}.{name}.weight"
+            _check_tensor(fields, full, shapes.get(name, (sizes.get(name, hidden),)))
+        for name in biases:
+            _check_tensor(fields, f"blk.{block}.{name}.bias", shapes[name][:1])
+    _check_tensor(fields, "output_norm.weight", (hidden,))
+    rows = tensors["token_embd.weight"].shape[:1]
     for name in ("token_embd.weight", "output.weight"):
-        if name in tensors and tensors[name].shape[1:] != (hidden,):
-            raise fields.fail(f"{name} must have {hidden} columns, got {tensors[name].shape}.")
+        if name in tensors:
+            _check_tensor(fields, name, (*rows, hidden))
+
+
+def _check_tensor(fields: _Fields, name: str, expected: tuple[int, ...]) -> None:
+    """Check a shape, and that a vector is float32: llama.cpp ends the process at another type."""
+    info = fields.header.tensors[name]
+    if info.shape != expected:
+        raise fields.fail(f"{name} must be {expected}, got {info.shape}.")
+    if len(expected) == 1 and info.kind != _FLOAT32:
+        raise fields.fail(f"{name} must be stored as float32.", _OTHER_FILE)
 
 
 def rope_factor(metadata: Mapping[str, Value], architecture: str) -> float:
@@ -280,6 +300,9 @@ def _check_ignored(fields: _Fields, architecture: str) -> None:
 
 
 def _check_rope(fields: _Fields, architecture: str) -> None:
+    base = fields.header.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
+    if not isinstance(base, float) or not 0 < base < math.inf:
+        raise fields.fail(f"{architecture}.rope.freq_base must be a number, got {base!a:.30}.")
     scaling = fields.text(f"{architecture}.rope.scaling.type")
     factor = rope_factor(fields.header.metadata, architecture)
     if scaling not in ("", "none", "linear") or (factor != 1.0 and architecture != "gemma3"):
@@ -311,6 +334,13 @@ def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]
     other = "merges" if kind == "gpt2" else "scores"
     if not _values(metadata.get(f"tokenizer.ggml.{other}"), str if kind == "gpt2" else float):
         raise fields.fail(f"has no {other} of its tokens.")
+    # llama.cpp ends the process at a doubled token.
+    if double := next((each for each, count in Counter(tokens).items() if count > 1), None):
+        raise fields.fail(f"has the token {double!a:.40} twice.")
+    if kind == "gpt2" and not all(
+        " " in each for each in _values(metadata.get("tokenizer.ggml.merges"), str)
+    ):
+        raise fields.fail("has a merge that is not two tokens.")
     rows = fields.header.tensors["token_embd.weight"].shape[0]
     if rows != len(tokens):
         raise fields.fail(f"has {len(tokens)} tokens and {rows} embeddings.")

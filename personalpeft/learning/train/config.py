@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from personalpeft.adapters.types import RANK_LIMIT
 from personalpeft.errors import CardError, InvalidInput, suggest_nearest
 from personalpeft.former_names import PRACTICE, TRAINING
 from personalpeft.types import Architecture, Json
@@ -114,7 +115,7 @@ class TrainingConfig(CardConfig):
         {"content", "content_weight", "shared", "template_weight"}
     )
 
-    rank: Count = 8  # rank of A and B
+    rank: Annotated[int, Field(ge=1, le=RANK_LIMIT)] = 8  # rank of A and B
     alpha: Number = 32.0  # LoRA scaling is alpha / rank
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ()  # paths or parts of paths
     learning_rate: Number = 5e-4  # peak rate of AdamW

@@ -140,6 +140,24 @@ def field(key: str, value: str) -> Callable[[Any], None]:
     return lambda writer: writer.add_string(key, value)
 
 
+def whole(key: str, value: Any) -> Callable[[Any], None]:
+    """Return a change that replaces a field, and its type if it is another."""
+
+    def change(writer: Any) -> None:
+        if isinstance(value, str):
+            writer.kv_data[0].pop(key)
+            writer.add_string(key, value)
+        else:
+            writer.kv_data[0][key].value = value
+
+    return change
+
+
+def twice(writer: Any) -> None:
+    tokens = writer.kv_data[0]["tokenizer.ggml.tokens"].value
+    tokens[6] = tokens[5]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"architecture": "mamba"}, "got 'mamba'"),
     "an adapter": ({"change": field("general.type", "adapter")}, "LoRA adapter"),
@@ -154,6 +172,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"change": lambda w: w.add_int32("tokenizer.ggml.padding_token_id", -1)},
         "has no token -1",
     ),
+    "a token twice": ({"change": twice}, "twice"),
+    "a merge of one token": ({"change": whole("tokenizer.ggml.merges", ["one"])}, "merge"),
+    "later tokens that it sees": (
+        {"change": lambda w: w.add_bool("qwen3.attention.causal", False)},
+        "attention.causal",
+    ),
+    "no number for its norms": (
+        {"change": lambda w: w.kv_data[0].pop("qwen3.attention.layer_norm_rms_epsilon")},
+        "layer_norm_rms_epsilon",
+    ),
+    "positions by a text": ({"change": whole("qwen3.rope.freq_base", "1e4")}, "freq_base"),
+    "norms of another type": (
+        {"store": lambda n, rows: rows.astype("float16") if n == "output_norm.weight" else rows},
+        "float32",
+    ),
+    "norms of another size": (
+        {"store": lambda n, rows: rows[:32] if n == "blk.1.attn_norm.weight" else rows},
+        "must be",
+    ),
+    "a template without the messages": ({"template": "hello"}, "leaves messages out"),
     "a missing tensor": ({"leave_out": "blk.1.ffn_up.weight"}, "lacks 1 tensors"),
     "an unknown tensor": (
         {"change": lambda w: w.add_tensor("blk.0.other.weight", torch.zeros(4).numpy())},
@@ -172,7 +210,7 @@ def test_a_file_that_cannot_be_a_base_is_refused_with_the_reason(
     write_model("qwen3", tiny_base, path, **changes)
     if architecture:
         path.write_bytes(path.read_bytes().replace(b"qwen3", architecture.encode(), 1))
-    with pytest.raises(WeightsError, match=reason) as caught:
+    with pytest.raises((WeightsError, CardError), match=reason) as caught:
         inspect_local_model(path, cache=tmp_path)
     assert caught.value.hint
 

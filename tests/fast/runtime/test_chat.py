@@ -10,7 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -597,6 +599,21 @@ def test_exported_style_is_imported_by_another_user_with_the_same_replies(
     bo.import_peft(folder)
     assert len(bo.revisions()) == 1
     assert runtime.verify() == ()
+
+
+def test_adapter_whose_products_overflow_is_not_imported(
+    learned: User, runtime: Runtime, tmp_path: Path
+) -> None:
+    folder = learned.export_peft(tmp_path / "mine", layer="style")
+    file = folder / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    huge = {name: np.full_like(each, 1e30, np.float32) for name, each in tensors.items()}
+    safetensors.numpy.save_file(huge, file)
+    bo = runtime.user("bo")
+    with pytest.raises(personalpeft.AdapterError) as caught:
+        bo.import_peft(folder)
+    assert caught.value.hint
+    assert bo.revisions() == ()
 
 
 def test_imported_revision_can_be_built_on(learned: User, runtime: Runtime, tmp_path: Path) -> None:
