@@ -201,6 +201,11 @@ def _prepare_database(home: Path, database: Database) -> None:
 
 
 def _migrate(home: Path, database: Database) -> None:
+    if database.read_only and not (home / DATABASE).exists():
+        raise HomeError(
+            f"There is no home in {home}, and none can be created there: it is read-only.",
+            hint="Name another folder with --home or PERSONALPEFT_HOME.",
+        )
     if database.read_only:
         raise HomeError(
             f"The home {home} is read-only and from an earlier version of personalpeft.",
