@@ -97,8 +97,8 @@ def loaded_function(name: str, library: str | None = None) -> Any:
 
     Args:
         name: The function.
-        library: A library of Linux that may have it. Others see no function of a library that was
-            loaded for one program's use.
+        library: A library of Linux to ask if no public one has it. A library that another one loaded
+            for itself is not public.
     """
     found = getattr(loaded_libraries(), name, None)
     if found is None and library is not None and sys.platform == "linux":

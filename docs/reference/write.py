@@ -74,7 +74,7 @@ _VARIABLES = {
     CACHE: "The folder for files that can be made again: prepared bases, kernels. Default: the "
     "platform's cache folder.",
     PLUGINS: "Names of the plugins that may load, separated by commas. Default: all.",
-    USER_VARIABLE: "The user of commands without `--user`. Default: your login name.",
+    USER_VARIABLE: "The user of commands without `--user`. Default: your login name, or an id made of it.",
     BASE: f"The base of commands without `--base`. Default: `{personalpeft.DEFAULT_BASE}`.",
     "PERSONALPEFT_KERNELS": "The instruction set of compiled kernels, such as `avx2`; `plain` for none. "
     "Default: the best that this processor has.",

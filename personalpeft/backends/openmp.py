@@ -20,7 +20,7 @@ _PAUSE_SOFT = 1  # omp_pause_soft
 
 def release_threads() -> None:
     """End the calling thread's team, if any. Never call this inside a parallel loop."""
-    # llama.cpp makes its functions known to nobody else, and may compute before torch is loaded.
+    # Only torch loads the library for all to see, and llama.cpp may compute before torch is loaded.
     pause = loaded_function("omp_pause_resource_all", _LIBRARY)
     if pause is not None:
         pause(_PAUSE_SOFT)

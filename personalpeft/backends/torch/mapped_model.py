@@ -83,10 +83,9 @@ class Unpacker:
         """
         native = self.chooser.native
         if choice.kind is not ProductKind.NATIVE or native is None:
-            is_transposed = choice.kind is ProductKind.TRANSPOSED
             product = (
                 partial(torch.mm, mat2=weight.t())
-                if is_transposed
+                if choice.kind is ProductKind.TRANSPOSED
                 else partial(linear, weight=weight, bias=bias)
             )
             out.copy_(choice.apply(product, x))

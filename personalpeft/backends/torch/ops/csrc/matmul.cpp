@@ -5,6 +5,7 @@
 // sizes.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dtypes.h"
 
@@ -18,16 +19,6 @@
 #endif
 
 namespace {
-
-template <typename A, typename B>
-struct same {
-    static constexpr bool value = false;
-};
-
-template <typename A>
-struct same<A, A> {
-    static constexpr bool value = true;
-};
 
 #ifdef WITH_AMX
 
@@ -211,12 +202,12 @@ void multiply(const T* x, int64_t x_row, const T* packed, const T* bias, T* out,
 
 extern "C" {
 
-// Whether `matmul` computes here. The first call asks the kernel for the right to use tiles, for all
-// threads of the process.
+// Whether `matmul` computes here. The call asks the operating system for the right to use tiles, for
+// all threads of the process.
 int32_t supports_matmul() {
 #ifdef WITH_AMX
     constexpr int request = 0x1023, tile_data = 18;
-    return same<T, bfloat16>::value && syscall(SYS_arch_prctl, request, tile_data) == 0;
+    return std::is_same<T, bfloat16>::value && syscall(SYS_arch_prctl, request, tile_data) == 0;
 #else
     return 0;
 #endif
