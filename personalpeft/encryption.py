@@ -13,15 +13,8 @@ from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings, resolve
 from personalpeft.store.home import open_store
-from personalpeft.store.home_keys import (
-    ENCRYPTION,
-    EncryptionInfo,
-    KeySource,
-    delete_key,
-    describe_key,
-    make_keys,
-    read_info,
-)
+from personalpeft.store import home_keys
+from personalpeft.store.home_keys import ENCRYPTION, EncryptionInfo, KeySource
 from personalpeft.store.reencryption import is_decided, reencrypt_home
 from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
@@ -108,7 +101,7 @@ def encrypt(
             hint="Set PERSONALPEFT_KEYS to a folder elsewhere.",
         )
     with _open(settings, clock) as store:
-        before = read_info(home)
+        before = home_keys.read_info(home)
         if bool(before) is not rotate:
             raise InvalidInput(
                 f"The home {home} is {'already' if before else 'not'} encrypted.",
@@ -116,7 +109,7 @@ def encrypt(
             )
         wanted = KeySource(key) if key else before.source if before else None
         target = dataclasses.replace(keys, passphrase=new_passphrase or keys.passphrase)
-        new = make_keys(wanted, target, clock.entropy)
+        new = home_keys.make_keys(wanted, target, clock.entropy)
         with ExitStack() as on_error:
             on_error.callback(_drop_unused_key, home, new.info, keys)
             files = reencrypt_home(store, new, lambda done: progress("Encrypting", done))
@@ -126,8 +119,8 @@ def encrypt(
     return EncryptionReport(
         home,
         new.info.source,
-        describe_key(new.info, keys),
-        describe_key(before, keys) if before else None,
+        home_keys.describe_key(new.info, keys),
+        home_keys.describe_key(before, keys) if before else None,
         files,
         tuple(_plain_copies(store)),
     )
@@ -159,13 +152,13 @@ def decrypt(
             f"There is no home at {settings.home}.", hint="Name the home to decrypt: --home"
         )
     with _open(settings, clock) as store:
-        before = read_info(settings.home)
+        before = home_keys.read_info(settings.home)
         if before is None:
             raise InvalidInput(
                 f"The home {settings.home} is not encrypted.", hint="There is nothing to do."
             )
         files = reencrypt_home(store, None, lambda done: progress("Decrypting", done))
-    former = describe_key(before, settings.keys)
+    former = home_keys.describe_key(before, settings.keys)
     return EncryptionReport(settings.home, None, None, former, files)
 
 
@@ -183,5 +176,5 @@ def _plain_copies(store: Store) -> Iterator[Path]:
 
 def _drop_unused_key(home: Path, info: EncryptionInfo, keys: KeySettings) -> None:
     """Delete the key of a re-encryption that failed, unless the home has it or will have it."""
-    if not is_decided(home) and read_info(home) != info:
-        delete_key(info, keys)
+    if not is_decided(home) and home_keys.read_info(home) != info:
+        home_keys.delete_key(info, keys)

@@ -35,7 +35,7 @@ from personalpeft.learning.learner import Learner, kept_recipe, kept_verifier
 from personalpeft.learning.options import LearnOptions, not_cancelled
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport
-from personalpeft.publishing import unpublishing
+from personalpeft.publishing import publish_lock, unpublish
 from personalpeft.services import Services
 from personalpeft.store.api_keys import ApiKeys
 from personalpeft.store.erasure import delete_pending_files, erase, erase_user
@@ -205,13 +205,13 @@ def forget_user(
     draft: CertificateDraft | None = None
     if certificate:
         draft = CertificateDraft(services, user, "user", progress, not_cancelled)
-    with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+    with store.leases.acquire(learn_lease(user)), publish_lock(store, user):
         if draft is not None:
             draft.measure_user_before()
         with store.database.write_lock():
             report = count()
             # Before the records go: after a kill in between, nothing would name the copies.
-            unpublish()
+            unpublish(services, user)
             if unreachable := store.publications.folders(user):
                 raise HomeError(
                     f"Published stacks of {user} in {unreachable[0]} cannot be deleted.",
@@ -280,7 +280,7 @@ def forget(
 
     # Under the lease, since a running learn would write again what is being erased. It is planned
     # before the write lock is taken, since that takes seconds for a long history.
-    with store.leases.acquire(learn_lease(user)), unpublishing(services, user) as unpublish:
+    with store.leases.acquire(learn_lease(user)), publish_lock(store, user):
         head, target, plan = find_and_plan()
         draft: CertificateDraft | None = None
         if certificate:
@@ -302,7 +302,7 @@ def forget(
                 draft.describe(plan)
             if plan.erasure.revisions:
                 # First the copies: after a kill in between, no record would name them.
-                unpublish()
+                unpublish(services, user)
             store.erasures.append(*_to_log(store, user, target, plan))
             # What a layer keeps of its former learns is in the revisions that go.
             erased_heads = {

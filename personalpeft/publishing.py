@@ -7,10 +7,9 @@ home is written before any file, so an erasure finds all files even after a kill
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from personalpeft import stacks
@@ -26,7 +25,6 @@ from personalpeft.errors import (
     BaseMismatch,
     Busy,
     Damaged,
-    InvalidInput,
     NotFound,
     map_write_errors,
 )
@@ -85,7 +83,7 @@ def publish(
     with services.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
         user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
         stacks_published: list[PublishedStack] = []
-        damaged: set[str] = set()
+        complete: list[str] = []
         written = removed = 0
         # A server has one base, and cannot use stacks of another.
         folder = PublishedSubfolder.below(
@@ -94,7 +92,7 @@ def publish(
         folder.sweep()
         for number, user in enumerate(user_ids):
             progress(_STAGE, number / len(user_ids))
-            with _publish_lock(store, user):
+            with publish_lock(store, user):
                 try:
                     adapter, reason = _build_adapter(services, read_adapter, user)
                 except NotFound:
@@ -105,35 +103,27 @@ def publish(
                     # Servers keep the stack that they have: `verify --repair` builds it again.
                     reason = f"{error.message} What was published before stays."
                     stacks_published.append(PublishedStack(user, None, reason))
-                    damaged.add(user)
                     continue
                 digest = adapter.digest if adapter else None
                 store.publications.set_current(user, str(folder.path), digest)
                 written += adapter is not None and folder.put(adapter)
+                complete.append(user)
             if adapter or users is not None:
                 name = adapter.name if adapter else None
                 stacks_published.append(PublishedStack(user, name, reason))
         # After all stacks are recorded: two users may have the same.
-        for user in user_ids:
-            if user in damaged:
-                continue
-            with _publish_lock(store, user):
+        for user in complete:
+            with publish_lock(store, user):
                 removed += _remove_former(store, user, folder)
     progress(_STAGE, 1.0)
     return PublishReport(folder.path, tuple(stacks_published), written, removed)
 
 
-@contextmanager
-def unpublishing(services: Services, user: str) -> Iterator[Callable[[], None]]:
-    """Block publications of a user, and yield a function that removes all there are.
+def unpublish(services: Services, user: str) -> None:
+    """Remove all publications of a user, whose ``publish_lock`` the caller holds.
 
     What cannot be reached stays recorded, and is removed by the next publication there.
     """
-    with _publish_lock(services.store, user):
-        yield partial(_unpublish, services, user)
-
-
-def _unpublish(services: Services, user: str) -> None:
     store = services.store
     for path in store.publications.folders(user):
         store.publications.set_current(user, path, None)
@@ -190,11 +180,6 @@ def _users_with_layers(store: Store) -> tuple[str, ...]:
 
 
 def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(users, str):
-        raise InvalidInput(
-            f"users must be a list of ids, got {users!a}.",
-            hint="Give a list, or None for all users.",
-        )
     user_ids = tuple(dict.fromkeys(users))
     for user in user_ids:
         check_user_id(user)
@@ -202,6 +187,6 @@ def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
     return user_ids
 
 
-def _publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
+def publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
     """Hold a user's publication lock. All processes share it. Raises ``Busy``."""
     return store.leases.acquire(publish_lease(user), timeout=_LOCK_SECONDS)

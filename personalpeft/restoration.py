@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from personalpeft import file_system
 from personalpeft.adapters.formats.published import PublishedSubfolder
@@ -32,19 +33,12 @@ from personalpeft.formatting import pluralize
 from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
+from personalpeft.store import erasure_log
 from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_home_id
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Row, open_connection
-from personalpeft.store.erasure_log import (
-    LOG,
-    ErasureLog,
-    LoggedErasure,
-    count_unreadable_lines,
-    find_owners,
-    merge_logs,
-    read_tombstones,
-)
+from personalpeft.store.erasure_log import LOG, ErasureLog, LoggedErasure
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.gc import delete_unnamed_blobs
@@ -64,6 +58,8 @@ from personalpeft.store.replacement import (
 from personalpeft.store.store import Store
 from personalpeft.types import DEFAULT_BASE, Progress
 from personalpeft.user import User
+
+_T = TypeVar("_T")
 
 # Of another process, or made again.
 _LEFT_OUT = frozenset({"locks", "write.lock", "write.holder", "sessions"})
@@ -169,7 +165,7 @@ def restore(
             "renamed.",
             hint=f"Restore to a folder in it, and use that as home: {home / 'home'}",
         )
-    others = [Path(each).expanduser() for each in forgotten_in]
+    others = [Path(each).expanduser().absolute() for each in forgotten_in]
     for folder in others:
         if not any((folder / name).is_file() for name in (LOG, DATABASE)):
             raise NotFound(
@@ -189,13 +185,12 @@ def restore(
                     shutil.rmtree(left)
             _copy(backup, part, progress)
             logs = tuple(dict.fromkeys((backup, backup.parent, home, *others)))
-            erasures = (*merge_logs(logs, part), *erased_there)
-            unreadable = sum(map(count_unreadable_lines, logs))
+            erasures = (*erasure_log.merge_logs(logs, part), *erased_there)
+            unreadable = sum(map(erasure_log.count_unreadable_lines, logs))
             _keep_home_id(part, backup, home)
             # What is replaced may be damaged.
             with suppress(sqlite3.Error):
-                key = keys.database if keys else None
-                erasures = (*erasures, *read_tombstones(home / DATABASE, key))
+                erasures = (*erasures, *_read_database(home, keys, erasure_log.read_tombstones))
         progress("Forgetting", 0.0)
         try:
             copy = _open(part, settings, clock)
@@ -206,10 +201,13 @@ def restore(
         with copy as store:
             _keep_keys(home, keys, store)
             Maintenance(store).write_note(RESTORED, clock.now().isoformat())
-            owners = find_owners(store.database, erasures)
+            owners = erasure_log.find_owners(store.database, erasures)
         count = _forget_again(part, settings, erasures, owners, clock)
         with _open(part, settings, clock) as store:
-            unpublished = store.publications.take_over(_publications_of(home, keys))
+            published: list[Row] = []
+            with suppress(sqlite3.Error):
+                published = _read_database(home, keys, read_publications)
+            unpublished = store.publications.take_over(published)
             missing = _check(store)
         replaced = None
         with map_home_errors(home):
@@ -331,21 +329,20 @@ def _forget_again(
                 with suppress(Forgotten, NotFound):
                     if each.kind == "user":
                         runtime.forget_user(owner)
-                    else:
-                        user = runtime.user(owner, create=False)
-                        user.forget(_name_of(each, user), rebuild=False)
-                    count += 1
+                        count += 1
+                        continue
+                    user = runtime.user(owner, create=False)
+                    for name in _names_of(each, user):
+                        user.forget(name, rebuild=False)
+                        count += 1
     return count
 
 
-def _name_of(erasure: LoggedErasure, user: User) -> str:
-    """Return what to forget of a user. Raises ``NotFound`` for a layer that is not there."""
+def _names_of(erasure: LoggedErasure, user: User) -> list[str]:
+    """Return what to forget of a user: the item, or the layer if it is there."""
     if erasure.kind == "item":
-        return erasure.name
-    layers = [each.layer for each in user.revisions() if each.at.isoformat() == erasure.name]
-    if not layers:
-        raise NotFound("The copy has no such layer.", hint="Nothing is to be done.")
-    return layers[0]
+        return [erasure.name]
+    return [each.layer for each in user.revisions() if each.at.isoformat() == erasure.name][:1]
 
 
 def _check(store: Store) -> tuple[str, ...]:
@@ -378,7 +375,16 @@ def _erased_in(folder: Path, settings: Settings) -> tuple[LoggedErasure, ...]:
         return ()
     with map_home_errors(folder):
         keys = load_keys(folder, settings.keys)
-        return read_tombstones(folder / DATABASE, keys.database if keys else None)
+        return _read_database(folder, keys, erasure_log.read_tombstones)
+
+
+def _read_database(
+    folder: Path, keys: HomeKeys | None, read: Callable[[sqlite3.Connection], _T]
+) -> _T:
+    """Return what a function reads from the database in a folder. Raises ``sqlite3.Error``."""
+    path, key = folder / DATABASE, keys.database if keys else None
+    with closing(open_connection(path, "mode=ro", timeout=_TIMEOUT, key=key)) as db:
+        return read(db)
 
 
 def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
@@ -413,14 +419,3 @@ def _keep_keys(home: Path, keys: HomeKeys | None, store: Store) -> None:
             data = former.read_file(home / path)
             (store.home / path).parent.mkdir(mode=0o700, exist_ok=True)
             store.cipher.write_file(store.home / path, data)
-
-
-def _publications_of(home: Path, keys: HomeKeys | None) -> list[Row]:
-    """Return what the former home published, as far as its database can be read."""
-    key = keys.database if keys else None
-    with (
-        suppress(sqlite3.Error),
-        closing(open_connection(home / DATABASE, "mode=ro", timeout=_TIMEOUT, key=key)) as db,
-    ):
-        return read_publications(db)
-    return []

@@ -29,19 +29,12 @@ from pathlib import Path
 
 from personalpeft import file_system
 from personalpeft.errors import Damaged, HomeError, InvalidInput
+from personalpeft.store import plugin_data
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import Database, create_file, fetch_all, has_table
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.home_keys import ENCRYPTION
-from personalpeft.store.plugin_data import (
-    databases,
-    files,
-    open_database,
-    plugin_folders,
-    read_file,
-    stored_key,
-)
 from personalpeft.store.store import Store
 
 HOME_ID = "home-id"
@@ -82,7 +75,7 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
             for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     _copy_settings(home / name, part / name)
-            for plugin in plugin_folders(home):
+            for plugin in plugin_data.plugin_folders(home):
                 _copy_plugin(store, plugin, part, previous)
             for each in sorted(part.glob("**/"), reverse=True):
                 file_system.sync_folder(each)
@@ -193,29 +186,29 @@ def _copy_plugin(store: Store, folder: Path, copy: Path, previous: Path | None) 
     home = store.home
 
     def copy_files() -> None:
-        for path in files(folder):
+        for path in plugin_data.files(folder):
             name = path.relative_to(home)
             if not (copy / name).exists():
                 with suppress(FileNotFoundError):  # The plugin has just deleted it.
                     data = path.read_bytes()
-                    if read_file(path, store.cipher) is None and previous is not None:
+                    if plugin_data.read_file(path, store.cipher) is None and previous is not None:
                         with suppress(OSError):
-                            if read_file(previous / name, store.cipher) is not None:
+                            if plugin_data.read_file(previous / name, store.cipher) is not None:
                                 data = (previous / name).read_bytes()
                     _write(data, name, copy, previous)
 
     # Most of them before the plugin has to wait.
     copy_files()
-    for source in databases(folder):
+    for source in plugin_data.databases(folder):
         path = copy / source.relative_to(home)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         create_file(path)
-        its_key = stored_key(source, store.cipher.database_key)
+        its_key = plugin_data.stored_key(source, store.cipher.database_key)
         # SQLite copies nothing from a connection that may write, so another one holds the lock.
         with (
-            closing(open_database(source, its_key)) as lock,
-            closing(open_database(source, its_key)) as db,
-            closing(open_database(path, its_key)) as target,
+            closing(plugin_data.open_database(source, its_key)) as lock,
+            closing(plugin_data.open_database(source, its_key)) as db,
+            closing(plugin_data.open_database(path, its_key)) as target,
         ):
             target.execute("pragma journal_mode=delete").fetchall()
             lock.execute("begin immediate")

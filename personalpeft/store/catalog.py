@@ -17,22 +17,12 @@ import numpy.typing as npt
 from personalpeft.arguments import check_choice, check_number
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.store import rows
+from personalpeft.store import revisions, rows
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.database import Database, Row, fetch_all
 from personalpeft.store.error_mapping import sqlite3
 from personalpeft.store.hash_chain import NewEntry, append_entries, create_user
 from personalpeft.store.id_lookup import check_is_text, resolve_id, resolve_layer, resolve_user
-from personalpeft.store.revisions import (
-    append_and_apply,
-    check_revision,
-    judgement_entries,
-    read_build_record,
-    read_head,
-    read_holdout,
-    record_move,
-    record_revision,
-)
 from personalpeft.store.types import ANY_HEAD, BuildRecord, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry
 
@@ -187,7 +177,7 @@ class Catalog:
         """Return what is recorded of a revision's build, by a unique prefix of its id."""
         with self._database.read_transaction() as db:
             wanted = resolve_id(db, "revision", user, revision_id)
-            return read_build_record(db, user, wanted)
+            return revisions.read_build_record(db, user, wanted)
 
     def add_revision(
         self,
@@ -219,14 +209,16 @@ class Catalog:
             NotFound: The user does not have the parent or a signal.
             InvalidInput: An id or role is invalid, or a held-out signal was trained on.
         """
-        check_revision(revision, blob)
+        revisions.check_revision(revision, blob)
         # File and rows under one lock: verify must never find the blob of a revision on its way.
         with self._database.write_transaction() as db:
             resolve_user(db, revision.user)
-            head = read_head(db, revision.user, revision.layer)
+            head = revisions.read_head(db, revision.user, revision.layer)
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
-            record_revision(db, revision, report, promote=promote, cause=cause, at=self._now())
+            revisions.record_revision(
+                db, revision, report, promote=promote, cause=cause, at=self._now()
+            )
             self._blobs.put(revision.user, blob)
             return True
 
@@ -267,9 +259,7 @@ class Catalog:
             if to is not None:
                 to = self._check_target(db, user, layer, to, base)
                 _check_same_base(db, user, layer, to, base)
-            move = HeadMove(user, layer, read_head(db, user, layer), to, cause, self._now())
-            record_move(db, move)
-            return move
+            return revisions.move_head(db, user, layer, to, cause=cause, at=self._now())
 
     def switch_heads(
         self,
@@ -299,20 +289,19 @@ class Catalog:
         """
         with self._database.write_transaction() as db:
             resolve_user(db, user)
-            if any(read_head(db, user, layer) != head for layer, head in expected.items()):
+            heads_now = {layer: revisions.read_head(db, user, layer) for layer in expected}
+            if heads_now != expected:
                 return False
             at = self._now()
-            targets = {
-                layer: to
-                if to in (None, expected.get(layer))
-                else self._check_target(db, user, layer, to, base)
-                for layer, to in heads.items()
-            }
+            targets = dict(heads)
+            for layer, to in heads.items():
+                if to not in (None, expected.get(layer)):
+                    targets[layer] = self._check_target(db, user, layer, to, base)
             for revision, report in judged:
                 resolve_id(db, "revision", user, revision.id, layer=revision.layer)
-                append_and_apply(db, user, judgement_entries(revision, report, at))
+                revisions.record_judgement(db, revision, report, at)
             for layer, to in targets.items():
-                record_move(db, HeadMove(user, layer, read_head(db, user, layer), to, cause, at))
+                revisions.move_head(db, user, layer, to, cause=cause, at=at)
             return True
 
     def head_moves(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
@@ -346,7 +335,7 @@ class Catalog:
         """Return the signals that are held out for a layer for ever, oldest first."""
         with self._database.read_transaction() as db:
             resolve_user(db, user)
-            return read_holdout(db, user, layer)
+            return revisions.read_holdout(db, user, layer)
 
     def used_signals(self, user: str, layer: str) -> frozenset[str]:
         """Return the signals that any revision of a layer trained on or held out."""
@@ -374,12 +363,10 @@ class Catalog:
                 )
         with self._database.write_transaction() as db:
             resolve_user(db, user)
+            sql = "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)"
             for signal, vector in vectors.items():
                 signal_id, data = resolve_id(db, "signal", user, signal), vector.astype("<f4")
-                sql = "insert or replace into vector (user, embedder, signal, data)"
-                db.execute(
-                    f"{sql} values (?, ?, ?, ?)", [user, embedder, signal_id, data.tobytes()]
-                )
+                db.execute(sql, [user, embedder, signal_id, data.tobytes()])
 
     def _fetch(self, sql: str, user: str, *parameters: Any, layer: str | None = None) -> list[Row]:
         """Return the rows of a query about an existing user or layer."""
@@ -415,15 +402,11 @@ def _check_same_base(
 
     No base could answer with such a stack.
     """
-    heads = {
-        row["name"]: row["base"]
-        for row in fetch_all(
-            db,
-            "select l.name, r.base from layer l"
-            " join revision r on r.user = l.user and r.id = l.head where l.user = ?",
-            user,
-        )
-    }
+    sql = (
+        "select l.name, r.base from layer l"
+        " join revision r on r.user = l.user and r.id = l.head where l.user = ?"
+    )
+    heads = {row["name"]: row["base"] for row in fetch_all(db, sql, user)}
     others = [name for name, built_on in heads.items() if name != layer and built_on != base]
     if others and heads.get(layer) != base:
         raise BaseMismatch(

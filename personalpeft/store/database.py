@@ -46,6 +46,13 @@ JOURNAL_MODE = "wal" if is_wal_safe(sqlite3.sqlite_version_info) else "truncate"
 """The journal mode of a new database. An older database keeps its mode."""
 
 
+class _ThreadState(threading.local):
+    """The connections of the write transaction and of the snapshot that a thread is in."""
+
+    written: sqlite3.Connection | None = None
+    read: sqlite3.Connection | None = None
+
+
 class Database:
     """A pool of connections to one file. Safe to use from several threads."""
 
@@ -62,13 +69,13 @@ class Database:
         self._mutex = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
-        self._thread = threading.local()
+        self._thread = _ThreadState()
         self._open_mark: sqlite3.Connection | None = None
 
     @contextmanager
     def read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection whose queries all see the same moment."""
-        if (outer := self._written_by_thread() or self._read_by_thread()) is not None:
+        if (outer := self._thread.written or self._thread.read) is not None:
             yield outer
             return
         with map_home_errors(self._home), self._borrow() as db:
@@ -97,7 +104,7 @@ class Database:
             HomeError: The home is read-only or its disk is full.
             Busy: Another writer does not finish in time.
         """
-        if (outer := self._written_by_thread()) is not None:
+        if (outer := self._thread.written) is not None:
             yield outer
             return
         with self.write_lock(), map_home_errors(self._home), self._borrow() as db:
@@ -205,14 +212,6 @@ class Database:
             self._open_mark = None
         for db in idle:
             db.close()
-
-    def _written_by_thread(self) -> sqlite3.Connection | None:
-        """Return the connection of the write transaction that this thread is in."""
-        return getattr(self._thread, "written", None)
-
-    def _read_by_thread(self) -> sqlite3.Connection | None:
-        """Return the connection of the snapshot that this thread is in."""
-        return getattr(self._thread, "read", None)
 
     @contextmanager
     def _borrow(self) -> Iterator[sqlite3.Connection]:

@@ -18,19 +18,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from personalpeft import file_system
-from personalpeft.store.database import Database, fetch_all, open_connection
-from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.database import Database, fetch_all
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.rows import TOMBSTONE
 from personalpeft.types import canonical_digest
 
 LOG = "forgotten.jsonl"
-_TIMEOUT = 5.0
 _KEY_LENGTH = 32  # hex digits
 _FOLDERS = "backup-folders.json"
 
@@ -117,20 +116,20 @@ def read_log(folder: Path) -> tuple[LoggedErasure, ...]:
 
     Raises ``OSError`` for a log that cannot be read: without it forgotten items would come back.
     """
-    try:
-        lines = (folder / LOG).read_bytes().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
+    lines = _read_bytes(folder).splitlines()
     return tuple(dict.fromkeys(each for line in lines for each in _parse(line)))
 
 
 def count_unreadable_lines(folder: Path) -> int:
     """Return how many whole lines of a folder's log name no erasure. Raises ``OSError``."""
-    try:
-        *lines, _ = (folder / LOG).read_bytes().split(b"\n")
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+    *lines, _ = _read_bytes(folder).split(b"\n")
     return sum(1 for line in lines if line.strip() and not _parse(line))
+
+
+def _read_bytes(folder: Path) -> bytes:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / LOG).read_bytes()
+    return b""
 
 
 def _parse(line: bytes) -> list[LoggedErasure]:
@@ -153,20 +152,16 @@ def merge_logs(folders: Iterable[Path], into: Path) -> tuple[LoggedErasure, ...]
     return merged
 
 
-def read_tombstones(database: Path, key: str | None) -> tuple[LoggedErasure, ...]:
-    """Return the erased turns and signals that a database names.
-
-    ``key`` is the key of the database, if it has one. Raises ``sqlite3.Error``.
-    """
+def read_tombstones(db: sqlite3.Connection) -> tuple[LoggedErasure, ...]:
+    """Return the erased turns and signals that a database names."""
     sql = (
         f"select u.id as user, u.since, t.id from {TOMBSTONE} t join user u on u.id = t.user"
         " where t.id is not null and t.kind in ('turn', 'signal')"
     )
-    with closing(open_connection(database.absolute(), "mode=ro", timeout=_TIMEOUT, key=key)) as db:
-        return tuple(
-            LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
-            for row in fetch_all(db, sql)
-        )
+    return tuple(
+        LoggedErasure("item", f"{user_key(row['user'], row['since'])}/{row['id']}")
+        for row in fetch_all(db, sql)
+    )
 
 
 def find_owners(database: Database, erasures: Iterable[LoggedErasure]) -> dict[str, set[str]]:

@@ -58,13 +58,6 @@ def read_only_error(home: Path) -> HomeError:
     )
 
 
-def _disk_full_error(home: Path) -> HomeError:
-    return HomeError(
-        f"The disk under the home {home} is full; nothing was changed.",
-        hint="Free some space, or move the home to a larger disk, and try again.",
-    )
-
-
 def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None and "decode" in str(error):
@@ -76,7 +69,7 @@ def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | N
     # The low byte of an extended code is the primary code.
     match code & 0xFF if code is not None else None:
         case sqlite3.SQLITE_FULL:
-            return _disk_full_error(home)
+            return _map_os_error(OSError(errno.ENOSPC, str(error)), home)
         case sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
             return read_only_error(home)
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -84,28 +77,26 @@ def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | N
                 f"The database in {home} is locked by another program.",
                 hint="Close the program that has it open, or try again in a moment.",
             )
-        case sqlite3.SQLITE_IOERR:
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
             return HomeError(
                 f"The database in {home} could not be read or written ({error});"
                 " nothing was changed.",
-                hint="Check whether the disk is full or failing, then try again.",
+                hint="Check whether the disk is full or failing, and who may read and write there.",
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return Damaged(
                 f"The database in {home} is damaged ({error}).",
                 hint="Run verify for details; copy the folder and restore it from a backup.",
             )
-        case sqlite3.SQLITE_CANTOPEN:
-            return HomeError(
-                f"The database in {home} cannot be opened.",
-                hint="Check that it exists and that this account may read and write the folder.",
-            )
     return None
 
 
 def _map_os_error(error: OSError, home: Path) -> HomeError | Busy:
     if error.errno in _NO_SPACE:
-        return _disk_full_error(home)
+        return HomeError(
+            f"The disk under the home {home} is full; nothing was changed.",
+            hint="Free some space, or move the home to a larger disk, and try again.",
+        )
     if file_system.is_in_use(error):
         return Busy(
             f"{error.filename2 or error.filename} is open in another program.",

@@ -67,31 +67,23 @@ def open_store(
     with map_home_errors(home):
         names = _list_names(home)
         if not names and is_replaced(home):
-            if read_only:
-                raise HomeError(
-                    f"The home {home} was being restored when the program ended.",
-                    hint="Open the home for writing once, which finishes it.",
-                )
+            _check_may_finish(f"The home {home} was being restored", read_only)
             finish_replacement(home)
             names = _list_names(home)
         _check_is_home(home, names)
-        if DATABASE not in names:
-            if read_only:
-                raise HomeError(
-                    f"There is no home at {home} yet.",
-                    hint="Ask or teach something first, which creates it; or name another home.",
-                )
+        if DATABASE not in names and not read_only:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_only = read_only or not _is_writable(home)
+        if DATABASE not in names and read_only:
+            raise HomeError(
+                f"There is no home at {home} yet, and nothing may be written there.",
+                hint="Ask or teach something first, which creates it; or name another home: --home",
+            )
         if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
             home.chmod(0o700)
     writer = Lock(home / "write.lock", home=home, what=f"The home {home} is held", now=now)
     if names & PENDING:
-        if read_only:
-            raise HomeError(
-                f"The encryption of {home} was being changed when the program ended.",
-                hint="Open the home for writing once, which finishes it.",
-            )
+        _check_may_finish(f"The encryption of {home} was being changed", read_only)
         with writer.acquire(timeout), map_home_errors(home):
             finish_reencryption(home)
     home_keys = load_keys(home, keys or KeySettings())
@@ -126,6 +118,15 @@ def open_store(
             with suppress(Busy, HomeError):
                 ApiKeys(store).drop_admin_key_file()
     return store
+
+
+def _check_may_finish(what: str, read_only: bool) -> None:
+    """Raise ``HomeError`` if what a killed program left cannot be finished."""
+    if read_only:
+        raise HomeError(
+            f"{what} when the program ended.",
+            hint="Open the home for writing once, which finishes it.",
+        )
 
 
 def _list_names(home: Path) -> frozenset[str]:
@@ -201,11 +202,6 @@ def _prepare_database(home: Path, database: Database) -> None:
 
 
 def _migrate(home: Path, database: Database) -> None:
-    if database.read_only and not (home / DATABASE).exists():
-        raise HomeError(
-            f"There is no home in {home}, and none can be created there: it is read-only.",
-            hint="Name another folder with --home or PERSONALPEFT_HOME.",
-        )
     if database.read_only:
         raise HomeError(
             f"The home {home} is read-only and from an earlier version of personalpeft.",

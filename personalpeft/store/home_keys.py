@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import scrypt
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from personalpeft import file_system
@@ -123,16 +124,12 @@ def check_takes_passphrase(home: Path) -> None:
     """
     with map_home_errors(home):
         info = read_info(home)
-    if info is None:
+    if info is None or info.source is not KeySource.PASSPHRASE:
+        how = "is not encrypted" if info is None else f"is encrypted with a {info.source}"
         raise InvalidInput(
-            f"A passphrase was given, and the home {home} is not encrypted.",
-            hint="Encrypt it: personalpeft encrypt --key passphrase. Or give no passphrase.",
-        )
-    if info.source is not KeySource.PASSPHRASE:
-        raise InvalidInput(
-            f"A passphrase was given, and the key of the home {home} is in a {info.source}.",
-            hint="Give no passphrase, or change the key: personalpeft encrypt --rotate --key "
-            "passphrase.",
+            f"A passphrase was given, and the home {home} {how}.",
+            hint="Give no passphrase. Or have one protect the home: personalpeft encrypt "
+            f"{'--rotate ' if info else ''}--key passphrase",
         )
 
 
@@ -184,10 +181,8 @@ def delete_key(info: EncryptionInfo, settings: KeySettings) -> None:
         with suppress(OSError):
             (settings.folder / f"{info.id}.key").unlink()
     elif info.source is KeySource.KEYRING:
-        import keyring
-        from keyring.errors import KeyringError
-
-        with suppress(KeyringError):
+        keyring = _import_keyring()
+        with suppress(keyring.errors.KeyringError):
             keyring.delete_password(_SERVICE, info.id)
 
 
@@ -241,7 +236,9 @@ def _read_key(home: Path, info: EncryptionInfo, settings: KeySettings) -> bytes:
                 )
             return _derive_from_passphrase(settings.passphrase, bytes.fromhex(info.salt))
         case KeySource.KEYRING:
-            text = _read_keyring(info.id)
+            keyring, text = _import_keyring(), None
+            with suppress(keyring.errors.KeyringError):
+                text = keyring.get_password(_SERVICE, info.id)
         case KeySource.FILE:
             try:
                 text = (settings.folder / f"{info.id}.key").read_text("ascii")
@@ -257,30 +254,22 @@ def _read_key(home: Path, info: EncryptionInfo, settings: KeySettings) -> bytes:
     )
 
 
+def _import_keyring() -> ModuleType:
+    with extra_required():
+        import keyring.errors
+    return keyring
+
+
 def _has_keyring() -> bool:
-    with extra_required():
-        import keyring
     # Of lower priority are those that store nothing or plain text.
-    return float(getattr(keyring.get_keyring(), "priority", 0)) >= 1
-
-
-def _read_keyring(name: str) -> str | None:
-    with extra_required():
-        import keyring
-        from keyring.errors import KeyringError
-    text: str | None = None
-    with suppress(KeyringError):
-        text = keyring.get_password(_SERVICE, name)
-    return text
+    return float(getattr(_import_keyring().get_keyring(), "priority", 0)) >= 1
 
 
 def _write_keyring(name: str, text: str) -> None:
-    import keyring
-    from keyring.errors import KeyringError
-
+    keyring = _import_keyring()
     try:
         keyring.set_password(_SERVICE, name, text)
-    except KeyringError as error:
+    except keyring.errors.KeyringError as error:
         raise HomeError(
             f"The system's keyring does not store the key: {error}.",
             hint="Unlock the keyring, or use a file: --key file",

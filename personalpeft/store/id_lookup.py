@@ -48,12 +48,10 @@ def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
     names = _ids(db, "select name as id from layer where user = ?", user)
     if layer in names:
         return layer
-    raise NotFound(
-        f"{user} has no layer {layer!a}.",
-        hint=suggest_nearest(layer, names, what="layer")
-        if names
-        else "There is no layer yet; the first learn makes one.",
-    )
+    hint = "There is no layer yet; the first learn makes one."
+    if names:
+        hint = suggest_nearest(layer, names, what="layer")
+    raise NotFound(f"{user} has no layer {layer!a}.", hint=hint)
 
 
 def resolve_id(
@@ -117,15 +115,11 @@ def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: s
     """Raise ``Forgotten`` if the prefix fits one erased id."""
     if not (prefix and prefix.isascii() and has_table(db, "tombstone")):
         return
-    tombstones = fetch_all(
-        db,
+    sql = (
         "select id, at from tombstone where user = ? and id >= ? and id < ? and kind = ?"
-        " order by id limit 2",
-        user,
-        prefix,
-        prefix + _AFTER_ASCII,
-        table,
+        " order by id limit 2"
     )
+    tombstones = fetch_all(db, sql, user, prefix, prefix + _AFTER_ASCII, table)
     ids = {tombstone["id"] for tombstone in tombstones}
     if len(ids) == 1 or prefix in ids:
         raise Forgotten(
@@ -136,14 +130,11 @@ def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: s
 
 def _neighbours(db: sqlite3.Connection, select: str, text: str, *parameters: str) -> list[str]:
     """Return the ids nearest to ``text``. ``select`` must end with the column of the ids."""
-    return _ids(
-        db,
+    sql = (
         f"select id from ({select} >= ?1 order by id limit ?2)"
-        f" union select id from ({select} < ?1 order by id desc limit ?2)",
-        text.encode("ascii", "replace").decode(),
-        _MAX_NEIGHBOURS,
-        *parameters,
+        f" union select id from ({select} < ?1 order by id desc limit ?2)"
     )
+    return _ids(db, sql, text.encode("ascii", "replace").decode(), _MAX_NEIGHBOURS, *parameters)
 
 
 def _ids(db: sqlite3.Connection, sql: str, *parameters: object) -> list[str]:

@@ -153,34 +153,29 @@ def _check_provenance(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
     recorded: dict[str, dict[str, str]] = {revision: {} for revision in judged}
     sql = "select revision, signal, role from provenance where user = ?"
     for row in fetch_all(db, sql, user):
-        recorded.setdefault(row["revision"], {})[row["signal"]] = ROLES.get(
-            row["role"], row["role"]
-        )
+        role = ROLES.get(row["role"], row["role"])
+        recorded.setdefault(row["revision"], {})[row["signal"]] = role
     for revision, signals in recorded.items():
         if signals != judged.get(revision):
             fault = "Its provenance differs from what its judgements recorded."
             yield Problem(f"{user}, {revision}", fault, _RESTORE)
-    missing = fetch_all(
-        db,
+    sql = (
         "select p.revision, p.signal from provenance p"
         " left join signal s on s.user = p.user and s.id = p.signal"
-        " where p.user = ? and s.id is null",
-        user,
+        " where p.user = ? and s.id is null"
     )
-    for row in missing:
+    for row in fetch_all(db, sql, user):
         fault = f"It was built from {row['signal']}, which is missing."
         yield Problem(f"{user}, {row['revision']}", fault, "Restore, or build it again.")
 
 
 def _check_heads(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
-    heads = fetch_all(
-        db,
+    sql = (
         "select l.name, l.head, r.layer, (select m.after from move m"
         " where m.user = l.user and m.layer = l.name order by m.seq desc limit 1) as moved_to"
-        " from layer l left join revision r on r.user = l.user and r.id = l.head where l.user = ?",
-        user,
+        " from layer l left join revision r on r.user = l.user and r.id = l.head where l.user = ?"
     )
-    for row in heads:
+    for row in fetch_all(db, sql, user):
         where, head = f"{user}, layer {row['name']}", row["head"]
         if head is not None and row["layer"] is None:
             yield Problem(where, f"Its head {head} is missing.", _ROLL_BACK)

@@ -61,7 +61,6 @@ _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
 # Each ends where a condition on the number of the entry may follow.
 _SUPERSEDED = "select 1 from signal n where n.user = s.user and n.supersedes = s.id"
 _RETRACTION = "select 1 from retraction r where r.user = s.user and r.signal = s.id"
-_NOT_SUPERSEDED = f" and not exists ({_SUPERSEDED})"
 
 
 SignalsMark: TypeAlias = tuple[str | None, int, int]
@@ -441,15 +440,11 @@ def _current_on_turn(
 ) -> str | None:
     # In homes of an earlier version one source may have superseded another, so a source's newest
     # may be disabled.
-    newest = fetch_one(
-        db,
+    sql = (
         "select s.id from signal s where s.user = ? and s.turn = ? and s.kind = ? and s.source = ?"
-        f"{_NOT_SUPERSEDED} order by s.seq desc limit 1",
-        user,
-        turn,
-        str(kind),
-        source,
+        f" and not exists ({_SUPERSEDED}) order by s.seq desc limit 1"
     )
+    newest = fetch_one(db, sql, user, turn, str(kind), source)
     return newest["id"] if newest else None
 
 

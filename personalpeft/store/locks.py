@@ -60,7 +60,6 @@ class Lock:
         self._pid = os.getpid()
         self._start_mark = host.start_mark(self._pid)
         self._since = ""
-        self._holder_file = -1
 
     @contextmanager
     def acquire(self, timeout: float) -> Iterator[None]:
@@ -68,13 +67,13 @@ class Lock:
 
         Raises ``Busy``, which names the holder, after ``timeout`` seconds.
         """
-        if self._file_lock.is_locked and self._pid == os.getpid():
-            yield
-            return
         if self._pid != os.getpid():
             raise HomeError(
                 f"The home {self._home} is not open in this process.", hint="Open it again."
             )
+        if self._file_lock.is_locked:
+            yield
+            return
         # Ctrl-C may raise between any two calls here. So the release is forced, and is repeated if it
         # was interrupted. It does nothing in a thread that does not hold the lock.
         try:
@@ -83,13 +82,14 @@ class Lock:
                     self._file_lock.acquire(timeout=timeout)
                 except Timeout:
                     raise self._busy_error() from None
-                self._holder_file = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
                 self._since = self._now().isoformat(timespec="seconds")
                 self.set_status("")
             yield
         finally:
             try:
-                self._clear_holder()
+                if self._file_lock.is_locked:
+                    with map_home_errors(self._home):
+                        self._write_holder("")
             finally:
                 try:
                     self._file_lock.release(force=True)
@@ -110,24 +110,16 @@ class Lock:
             "since": self._since,
             "doing": status,
         }
-        self._write_holder(self._holder_file, json.dumps(holder, ensure_ascii=False))
+        self._write_holder(json.dumps(holder, ensure_ascii=False))
 
-    def _clear_holder(self) -> None:
-        """Empty and close the file that names the holder, if this thread holds the lock."""
-        if not self._file_lock.is_locked or self._holder_file == -1:
-            return
-        file, self._holder_file = self._holder_file, -1
-        try:
-            with map_home_errors(self._home):
-                self._write_holder(file, "")
-        finally:
-            os.close(file)
-
-    def _write_holder(self, file: int, text: str) -> None:
+    def _write_holder(self, text: str) -> None:
         # The old content is overwritten with the same length. Some file systems flush a file that
         # is truncated and written again. Each write would then be as slow as its commit.
-        os.lseek(file, 0, os.SEEK_SET)
-        os.write(file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
+        file = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
+        finally:
+            os.close(file)
 
     def _busy_error(self) -> Busy:
         holder = _read_holder(self._holder_path)

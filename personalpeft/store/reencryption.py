@@ -18,6 +18,7 @@ from pathlib import Path
 
 from personalpeft import file_system
 from personalpeft.errors import Damaged
+from personalpeft.store import plugin_data
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.database import (
@@ -32,13 +33,6 @@ from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.home_keys import ENCRYPTION, HomeKeys
 from personalpeft.store.integrity import verify
 from personalpeft.store.locks import Lock
-from personalpeft.store.plugin_data import (
-    databases,
-    files,
-    plugin_folders,
-    read_file,
-    stored_key,
-)
 from personalpeft.store.schema import REPLACED_ID
 from personalpeft.store.store import Store
 
@@ -182,15 +176,15 @@ def _copy_plugins(
     home: Path, copy: Path, former: FileCipher, cipher: FileCipher, new: HomeKeys | None
 ) -> None:
     """Copy what plugins keep in a home into its copy. Damaged files are left out."""
-    for folder in plugin_folders(home):
+    for folder in plugin_data.plugin_folders(home):
         (target := copy / folder.name).mkdir(mode=0o700)
-        for path in databases(folder):
-            key = stored_key(path, former.database_key)
+        for path in plugin_data.databases(folder):
+            key = plugin_data.stored_key(path, former.database_key)
             with closing(open_alone(path, key)) as db:
                 _copy_database(db, target / path.name, new)
-        for path in files(folder):
+        for path in plugin_data.files(folder):
             (parent := target / path.parent.name).mkdir(mode=0o700, exist_ok=True)
-            if (data := read_file(path, former)) is not None:
+            if (data := plugin_data.read_file(path, former)) is not None:
                 cipher.write_file(parent / path.name, data)
         for each in (*target.glob("*/"), target):
             file_system.sync_folder(each)

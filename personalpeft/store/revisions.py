@@ -88,15 +88,23 @@ def record_revision(
     revision = _resolve_references(db, revision, trained=not known)
     user, layer = revision.user, revision.layer
     ensure_layer(db, user, layer)
-    below = rows.encode_entries(revision.below)
-    row = rows.encode("revision", revision, below=below)
-    entries = [] if known else [NewEntry("revision", row)]
-    entries += judgement_entries(revision, report, at)
-    before = read_head(db, user, layer)
-    if promote and before != revision.id:
-        move = HeadMove(user, layer, before, revision.id, cause, at)
-        entries.append(NewEntry("move", rows.encode("move", move)))
-    append_and_apply(db, user, entries)
+    if not known:
+        row = rows.encode("revision", revision, below=rows.encode_entries(revision.below))
+        append_entries(db, user, [NewEntry("revision", row)])
+    record_judgement(db, revision, report, at)
+    if promote:
+        move_head(db, user, layer, revision.id, cause=cause, at=at)
+
+
+def record_judgement(
+    db: sqlite3.Connection, revision: Revision, report: Json, at: datetime
+) -> None:
+    """Record a judgement of a revision: its verdict, and the report of its learn."""
+    judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
+    body = rows.encode("report", revision=revision.id, at=at, body=report)
+    append_and_apply(
+        db, revision.user, [NewEntry("judgement", judgement), NewEntry("report", body)]
+    )
 
 
 def append_and_apply(db: sqlite3.Connection, user: str, entries: Sequence[NewEntry]) -> None:
@@ -132,10 +140,14 @@ def ensure_layer(db: sqlite3.Connection, user: str, layer: str) -> None:
     )
 
 
-def record_move(db: sqlite3.Connection, move: HeadMove) -> None:
-    """Record a move and set the head. A move to the present head is not recorded."""
+def move_head(
+    db: sqlite3.Connection, user: str, layer: str, to: str | None, *, cause: str, at: datetime
+) -> HeadMove:
+    """Set the head of a layer, and return the move. One to the present head is not recorded."""
+    move = HeadMove(user, layer, read_head(db, user, layer), to, cause, at)
     if move.before != move.after:
-        append_and_apply(db, move.user, [NewEntry("move", rows.encode("move", move))])
+        append_and_apply(db, user, [NewEntry("move", rows.encode("move", move))])
+    return move
 
 
 def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
@@ -146,14 +158,11 @@ def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
 
 def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
     """Return the signals that are held out for a layer, oldest first."""
-    held_out = fetch_all(
-        db,
+    sql = (
         "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
-        " where p.user = ?1 and p.layer = ?2 and p.role in ('held_out', 'pinned')) order by s.seq",
-        user,
-        layer,
+        " where p.user = ?1 and p.layer = ?2 and p.role in ('held_out', 'pinned')) order by s.seq"
     )
-    return tuple(row["id"] for row in held_out)
+    return tuple(row["id"] for row in fetch_all(db, sql, user, layer))
 
 
 def read_build_record(db: sqlite3.Connection, user: str, revision: str) -> BuildRecord:
@@ -189,19 +198,12 @@ def first_roles(judgements: Iterable[Row]) -> dict[str, dict[str, str]]:
 def unnamed_blobs(database: Database, names: Collection[str]) -> frozenset[str]:
     """Return those file names that are no digest, or one that no revision of any user names."""
     digests = [name for name in names if DIGEST.fullmatch(name)]
-    unnamed = database.fetch_all(
+    sql = (
         "select value from json_each(?)"
-        " where not exists (select 1 from revision r where r.digest = value)",
-        json.dumps(digests),
+        " where not exists (select 1 from revision r where r.digest = value)"
     )
+    unnamed = database.fetch_all(sql, json.dumps(digests))
     return frozenset(names) - frozenset(digests) | {row["value"] for row in unnamed}
-
-
-def judgement_entries(revision: Revision, report: Json, at: datetime) -> list[NewEntry]:
-    """Return the entries of a judgement of a revision: its verdict and the report of its learn."""
-    judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
-    body = rows.encode("report", revision=revision.id, at=at, body=report)
-    return [NewEntry("judgement", judgement), NewEntry("report", body)]
 
 
 def set_head(db: sqlite3.Connection, user: str, layer: str, head: str | None) -> None:
