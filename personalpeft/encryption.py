@@ -12,8 +12,8 @@ from pathlib import Path
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
 from personalpeft.settings import KeySettings, Settings, resolve
-from personalpeft.store.home import open_store
 from personalpeft.store import home_keys
+from personalpeft.store.home import open_store
 from personalpeft.store.home_keys import ENCRYPTION, EncryptionInfo, KeySource
 from personalpeft.store.reencryption import is_decided, reencrypt_home
 from personalpeft.store.replacement import other_copies

@@ -16,10 +16,10 @@ Invariants:
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -40,6 +40,23 @@ SESSION_AGE = timedelta(days=7)
 _PART = ".part"
 
 
+@dataclass(slots=True)
+class _Collection:
+    """What is deleted from a home, or with ``dry_run`` would be, by kind, and its bytes."""
+
+    store: Store
+    dry_run: bool = False
+    found: Counter[str] = field(default_factory=Counter)
+
+    def delete(self, kind: str, path: Path) -> None:
+        """Delete a file and count it. A missing one is ignored."""
+        with suppress(FileNotFoundError):
+            size = path.stat().st_size
+            if not self.dry_run:
+                path.unlink()
+            self.found.update({kind: 1, "bytes": size})
+
+
 def collect_garbage(
     store: Store,
     *,
@@ -54,25 +71,19 @@ def collect_garbage(
         store.check_writable()
         delete_pending_files(store)
     now = store.now()
-    found: Counter[str] = Counter()
+    collection = _Collection(store, dry_run)
     with map_home_errors(store.home):
-        before = (now - BLOB_AGE).timestamp()
-        for name, size in _collect_blobs(store, before, dry_run, progress):
-            found.update({"parts" if name.endswith(_PART) else "blobs": 1, "bytes": size})
-        for size in _collect_parts(store, dry_run):
-            found.update({"parts": 1, "bytes": size})
-        before = (now - SESSION_AGE).timestamp()
-        for size in _collect_sessions(store.home / "sessions", before, dry_run):
-            found.update({"sessions": 1, "bytes": size})
+        _collect_blobs(collection, (now - BLOB_AGE).timestamp(), progress)
+        _collect_parts(collection)
+        _collect_sessions(collection, (now - SESSION_AGE).timestamp())
     progress(1.0)
-    return GarbageReport(**found, dry_run=dry_run)
+    return GarbageReport(**collection.found, dry_run=dry_run)
 
 
 def delete_unnamed_blobs(store: Store) -> None:
     """Delete all blobs that no revision names, in a home that no other program uses."""
     with map_home_errors(store.home):
-        for _ in _collect_blobs(store, math.inf, dry_run=False):
-            pass
+        _collect_blobs(_Collection(store), math.inf)
 
 
 def delete_unnamed_blob(store: Store, digest: str) -> None:
@@ -91,30 +102,24 @@ def delete_partial_files(store: Store) -> int:
     Return how many files and unfinished backups there were. Raises ``HomeError``, ``Busy``.
     """
     store.check_writable()
+    collection = _Collection(store)
     with map_home_errors(store.home):
-        count = sum(1 for _ in _collect_blobs(store, -math.inf, dry_run=False))
-        count += sum(1 for _ in _collect_parts(store, dry_run=False))
-    return count + Maintenance(store).delete_unfinished_backups()
-
-
-def _is_part(path: Path) -> bool:
-    """Return whether a file is one that is being written, or was when its writer died."""
-    return path.name.startswith(".") and path.name.endswith(_PART)
+        _collect_blobs(collection, -math.inf)
+        _collect_parts(collection)
+    return collection.found["parts"] + Maintenance(store).delete_unfinished_backups()
 
 
 def _collect_blobs(
-    store: Store,
+    collection: _Collection,
     before: float,
-    dry_run: bool,
     progress: Callable[[float], None] = lambda done: None,
-) -> Iterator[tuple[str, int]]:
-    """Delete partial files in ``blobs/``, and blobs from before a time that no revision names; yield
-    the name and size of each.
-    """
-    database = store.database
-    for done, files in store.blobs.batches():
+) -> None:
+    """Delete partial files in ``blobs/``, and blobs from before a time that no revision names."""
+    database = collection.store.database
+    for done, files in collection.store.blobs.batches():
         progress(done)
-        parts = [path for path in files if _is_part(path)]
+        # Files that are being written, or were when their writer died.
+        parts = [path for path in files if path.name[0] == "." and path.name.endswith(_PART)]
         old = [path.name for path in files if DIGEST.fullmatch(path.name) and _is_old(path, before)]
         # First without the lock: nearly every blob is named, and a writer should wait only for
         # deletions.
@@ -123,59 +128,47 @@ def _collect_blobs(
             continue
         with database.exclude_writers():
             unnamed = unnamed_blobs(database, unnamed)
-            blobs = [path for path in files if path.name in unnamed and _is_old(path, before)]
             # Partial files are written under the write lock, which is held here: their writers are
             # dead.
-            for path in (*parts, *blobs):
-                with suppress(FileNotFoundError):
-                    yield path.name, _delete(path, dry_run)
+            for path in parts:
+                collection.delete("parts", path)
+            for path in files:
+                if path.name in unnamed and _is_old(path, before):
+                    collection.delete("blobs", path)
 
 
-def _collect_parts(store: Store, dry_run: bool) -> Iterator[int]:
-    """Delete partial files outside of ``blobs/``; yield the size of each."""
-    pattern = f".*{_PART}"
+def _collect_parts(collection: _Collection) -> None:
+    """Delete partial files outside of ``blobs/``."""
+    store, pattern = collection.store, f".*{_PART}"
     with store.database.exclude_writers():
         for folder in (store.home, store.home / "notes"):
-            for path in list(folder.glob(pattern)):
-                yield _delete(path, dry_run)
+            for path in folder.glob(pattern):
+                collection.delete("parts", path)
     for folder in store.home.glob("sessions/*/"):
         if any(folder.glob(pattern)):
             # While a user learns, the file may have a living writer.
             user = file_system.from_folder_name(folder.name)
             with suppress(Busy, HomeError), store.leases.acquire(learn_lease(user)):
-                for path in list(folder.glob(pattern)):
-                    yield _delete(path, dry_run)
+                for path in folder.glob(pattern):
+                    collection.delete("parts", path)
     before = (store.now() - BLOB_AGE).timestamp()
     for folder in plugin_folders(store.home):
-        for path in list(folder.glob(f"*/{pattern}")):
+        for path in folder.glob(f"*/{pattern}"):
             if _is_old(path, before):
-                with suppress(FileNotFoundError):
-                    yield _delete(path, dry_run)
+                collection.delete("parts", path)
 
 
-def _collect_sessions(root: Path, before: float, dry_run: bool) -> Iterator[int]:
-    """Delete old sessions and empty folders; yield the size of each session."""
-    if not root.is_dir():
-        return
-    with os.scandir(root) as folders:
-        for folder in folders:
-            if not folder.is_dir(follow_symlinks=False):
-                continue
-            for path in list(Path(folder.path).iterdir()):
-                if _is_old(path, before):
-                    with suppress(FileNotFoundError):
-                        yield _delete(path, dry_run)
-            if not dry_run:
-                with suppress(OSError):  # It is not empty.
-                    Path(folder.path).rmdir()
-
-
-def _delete(path: Path, dry_run: bool) -> int:
-    """Return the size of a file after deleting it."""
-    size = path.stat().st_size
-    if not dry_run:
-        path.unlink()
-    return size
+def _collect_sessions(collection: _Collection, before: float) -> None:
+    """Delete old sessions and empty folders."""
+    for folder in collection.store.home.glob("sessions/*/"):
+        if folder.is_symlink():
+            continue
+        for path in folder.iterdir():
+            if _is_old(path, before):
+                collection.delete("sessions", path)
+        if not collection.dry_run:
+            with suppress(OSError):  # It is not empty.
+                folder.rmdir()
 
 
 def _is_old(path: Path, before: float) -> bool:

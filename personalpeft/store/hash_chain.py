@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from personalpeft.errors import InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store.database import Database, Row, fetch_all, fetch_one, has_table, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.rows import COLUMNS, TOMBSTONE, EntryKind, format_time, unicode_error
+from personalpeft.store.rows import COLUMNS, TOMBSTONE, EntryKind, format_time
 from personalpeft.types import canonical_digest
 
 GENESIS = ""
@@ -35,7 +36,7 @@ class NewEntry(NamedTuple):
 def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry]) -> None:
     """Append rows, given without user and number, as a user's next entries.
 
-    Raises ``InvalidInput`` for a text that is not valid Unicode.
+    Raises ``InvalidInput`` for a text that is not valid Unicode, and a number that is not finite.
     """
     tail = fetch_one(db, "select entries, chain from user where id = ?", user)
     if tail is None:
@@ -47,8 +48,11 @@ def append_entries(db: sqlite3.Connection, user: str, entries: Iterable[NewEntry
         seq, table = seq + 1, TOMBSTONE if is_erased else kind
         try:
             digest = row_digest(table, {"user": user, "seq": seq, **content})
-        except UnicodeEncodeError as error:
-            raise unicode_error() from error
+        except ValueError as error:
+            raise InvalidInput(
+                f"A text is not valid Unicode, or a number is not finite: {error}.",
+                hint="Remove lone surrogates from texts, and give finite numbers.",
+            ) from error
         chain = chain_digest(chain, seq, kind, digest)
         links.append([user, seq, kind, digest, chain])
         row = [user, seq, *map(content.get, COLUMNS[table])]

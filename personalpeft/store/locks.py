@@ -21,10 +21,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from personalpeft import host
-from personalpeft.errors import Busy, HomeError, InvalidInput
+from personalpeft.errors import Busy, HomeError
 from personalpeft.store.error_mapping import map_home_errors, read_only_error
 
-_LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
 _POLL_SECONDS = 0.005
 _HOLDER_BYTES = 1024
@@ -180,15 +179,9 @@ class Leases:
         Raises:
             Busy: It is held; the message names the holder.
             HomeError: The home is read-only.
-            InvalidInput: The name is invalid.
         """
         if self._read_only:
             raise read_only_error(self._home)
-        if _LEASE_NAME.fullmatch(name) is None:
-            raise InvalidInput(
-                f"A lease name must be 1 to 128 of a-z, 0-9, '.', '_', '-', got {name!a:.80}.",
-                hint="Start it with a letter or digit.",
-            )
         folder = self._home / "locks"
         with map_home_errors(self._home):
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -24,7 +24,6 @@ from personalpeft.store.id_lookup import resolve_id, resolve_user
 from personalpeft.store.types import BuildRecord
 from personalpeft.types import HeadMove, Json, Revision, SignalRole
 
-_ROLES = frozenset(SignalRole)
 # More do not arrive while one layer is trained.
 _MAX_ARRIVALS = 32
 
@@ -38,15 +37,11 @@ def check_revision(revision: Revision, blob: bytes) -> None:
             hint="Build the revision again.",
         )
     expected = f"{revision.layer}@{revision.digest[:12]}"
-    if revision.id != expected:
+    if revision.id != expected or not set(revision.signals.values()) <= set(SignalRole):
         raise InvalidInput(
-            f"The revision's id must be {expected}, got {revision.id!a}.",
-            hint="It is <layer>@<first 12 digits of the digest>.",
-        )
-    if invalid := set(revision.signals.values()) - _ROLES:
-        raise InvalidInput(
-            f"A signal's role must be {' or '.join(map(repr, map(str, SignalRole)))}, "
-            f"got {sorted(invalid)}."
+            f"The revision {revision.id!a} must be {expected}, with the roles of its signals: "
+            f"{', '.join(SignalRole)}.",
+            hint="Build the revision again.",
         )
 
 
