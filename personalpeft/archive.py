@@ -30,14 +30,7 @@ from personalpeft.learning.gate.evidence import eval_history
 from personalpeft.learning.report import format_leakage, from_json
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.sandbox import Limits, run_reader
-from personalpeft.store.archive_file import (
-    BLOBS,
-    ArchiveContent,
-    ArchiveFormat,
-    map_archive_errors,
-    read_archive,
-    write_archive,
-)
+from personalpeft.store.archive_file import BLOBS, ArchiveContent, ArchiveFormat
 from personalpeft.store.database import Row
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.exports import ExportKind
@@ -58,7 +51,6 @@ USER_KEYS: Mapping[str, type] = {
 
 _PERSONAL = ArchiveFormat(
     name="personalpeft.personal",
-    version=1,
     index="personal.json",
     keys=USER_KEYS,
     hint="The file is damaged or not from personalpeft. Export it again.",
@@ -110,7 +102,7 @@ def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> Expor
         digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
         with new_file(target) as file:
             index = user_index(portable)
-            write_archive(file, _PERSONAL, index, portable.entries, digests, store.blobs.read)
+            _PERSONAL.write(file, index, portable.entries, digests, store.blobs.read)
         set_digest(hash_files([target]))
     turns, signals, revisions = (
         len(portable.contents(kind)) for kind in ("turn", "signal", "revision")
@@ -214,7 +206,7 @@ def check_personal_file(path: str) -> Mapping[str, str]:
 
 def _read(file: IO[bytes]) -> tuple[UserExport, Mapping[str, bytes], tuple[Revision, ...]]:
     """Return the user of a file, the packed adapters by digest, and the checked revisions."""
-    content = read_archive(file, _PERSONAL)
+    content = _PERSONAL.read(file)
     portable = user_of(content, _PERSONAL)
     return portable, content.blobs, check_user(portable, _PERSONAL)
 
@@ -223,7 +215,7 @@ def _read(file: IO[bytes]) -> tuple[UserExport, Mapping[str, bytes], tuple[Revis
 def _open(source: Path) -> Iterator[BufferedReader]:
     """Open a file, and turn what its bytes do to a reader into ``PersonalFileError``."""
     try:
-        with map_archive_errors(source.name, _PERSONAL):
+        with _PERSONAL.reading(source.name):
             if not source.is_file():
                 raise FileNotFoundError(errno.ENOENT, "it is not a file")
             with source.open("rb") as file:

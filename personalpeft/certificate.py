@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound, map_write_errors
 from personalpeft.extras import extra_required
@@ -94,30 +95,28 @@ def check_certificate_path(file: str | Path) -> tuple[Path, Path]:
     return paths
 
 
+def require_signing() -> ModuleType:
+    """Return the module that signs. Raises ``MissingPackage`` if it is not installed."""
+    with extra_required():
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    return ed25519
+
+
 def sign_statement(statement: Json, seed: bytes) -> Certificate:
     """Return a statement signed by the key of a home.
 
     Raises:
         MissingPackage: The package cryptography is not installed.
     """
-    with extra_required():
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    key = Ed25519PrivateKey.from_private_bytes(seed)
+    key = require_signing().Ed25519PrivateKey.from_private_bytes(seed)
     signature = key.sign(_PREFIX + canonical_json(statement).encode())
     return Certificate(statement, public_key_of(seed), signature.hex())
 
 
 def public_key_of(seed: bytes) -> str:
     """Return the public key of a home as a certificate has it. Raises ``MissingPackage``."""
-    with extra_required():
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw().hex()
-
-
-def require_signing() -> None:
-    """Raise ``MissingPackage`` if certificates cannot be signed here."""
-    with extra_required():
-        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+    key = require_signing().Ed25519PrivateKey.from_private_bytes(seed)
+    return str(key.public_key().public_bytes_raw().hex())
 
 
 def verify_certificate(file: str | Path, *, key: str | None = None) -> Certificate:
@@ -136,15 +135,11 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
         Damaged: The signature is wrong, or another key signed it.
         MissingPackage: The package cryptography is not installed.
     """
-    with extra_required():
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    ed25519 = require_signing()
+    from cryptography.exceptions import InvalidSignature
+
     path = Path(file).expanduser()
-    certificate = _parse(_read(path), path)
-    try:
-        signed = _PREFIX + canonical_json(certificate.statement).encode()
-    except (ValueError, RecursionError) as error:
-        raise _no_certificate(path) from error
+    certificate, signed = _read(path)
     wanted = certificate.public_key if key is None else key.strip().lower()
     if re.fullmatch(_KEY, wanted) is None:
         raise InvalidInput(
@@ -156,9 +151,8 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
             hint="Ask the home that is to have signed it.",
         )
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(wanted)).verify(
-            bytes.fromhex(certificate.signature), signed
-        )
+        public_key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(wanted))
+        public_key.verify(bytes.fromhex(certificate.signature), signed)
     except (InvalidSignature, ValueError) as error:
         raise Damaged(
             "The signature does not fit: the certificate was changed.",
@@ -179,21 +173,33 @@ def _check_statement(certificate: Certificate, path: Path) -> None:
         raise _no_certificate(path)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> tuple[Certificate, bytes]:
+    """Return the certificate in a file, and the bytes that it says were signed."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise _no_certificate(path)
-        return parse_strict_json(data.decode("utf-8"), unique_keys=True)
+        parsed = parse_strict_json(data.decode("utf-8"), unique_keys=True)
+        certificate = TypeAdapter(Certificate).validate_python(parsed)
+        signed = _PREFIX + canonical_json(certificate.statement).encode()
+        if certificate.statement["format"] != FORMAT:
+            raise _no_certificate(path)
+        version = certificate.statement["version"]
     except FileNotFoundError as error:
         raise NotFound(f"There is no file {path}.", hint="Check the path.") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, KeyError) as error:
         raise _no_certificate(path) from error
     except OSError as error:
         raise HomeError(
             f"{path} cannot be read: {error.strerror or error}.", hint="Check the path."
         ) from error
+    if version != VERSION:
+        raise InvalidInput(
+            f"The certificate has version {version!a:.20}; this program reads {VERSION}.",
+            hint="Install a newer version of personalpeft.",
+        )
+    return certificate, signed
 
 
 def _no_certificate(path: Path) -> InvalidInput:
@@ -201,19 +207,3 @@ def _no_certificate(path: Path) -> InvalidInput:
         f"{path} is no certificate of this program.",
         hint="Name the JSON file, and not the page beside it.",
     )
-
-
-def _parse(data: Any, path: Path) -> Certificate:
-    try:
-        certificate = TypeAdapter(Certificate).validate_python(data)
-        if certificate.statement["format"] != FORMAT:
-            raise _no_certificate(path)
-        version = certificate.statement["version"]
-    except (ValidationError, KeyError) as error:
-        raise _no_certificate(path) from error
-    if version != VERSION:
-        raise InvalidInput(
-            f"The certificate has version {version!a:.20}; this program reads {VERSION}.",
-            hint="Install a newer version of personalpeft.",
-        )
-    return certificate

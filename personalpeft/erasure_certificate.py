@@ -7,7 +7,7 @@ by HMACs with a key that only the home has. It claims only what was checked here
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -106,7 +106,14 @@ class CertificateDraft:
         """Describe what is about to be erased. Call it under the write lock."""
         erasure = plan.erasure
         revisions = self._services.store.catalog.revisions(self._user)
-        self._describe_items(plan.items)
+        self._statement["items"] = [
+            {
+                "id": item.id,
+                "kind": "turn" if isinstance(item, Turn) else str(item.kind),
+                "names": [self._keys.name("item", item.id, text) for text in _texts(item)],
+            }
+            for item in plan.items
+        ]
         self._statement["closure"] = {
             "turns": sorted(erasure.turns),
             "signals": sorted(erasure.signals),
@@ -137,12 +144,8 @@ class CertificateDraft:
         statement, store = self._statement, self._services.store
         statement["keys_destroyed"] = list(erased.keys_destroyed)
         statement["exposure"] = self._exposure.measure_after()
-        statement["closure"] |= {
-            "reports": erased.reports,
-            "vectors": erased.vectors,
-            "files": erased.files,
-            "complete": erased.complete,
-        }
+        for count in ("reports", "vectors", "files", "complete"):
+            statement["closure"][count] = getattr(erased, count)
         statement["revisions"]["after"] = self._heads()
         statement["rebuilt"] = [
             {"layer": self._layer(report.layer), "outcome": str(report.outcome.value)}
@@ -183,16 +186,6 @@ class CertificateDraft:
         return self._sign()
 
     # What is erased
-
-    def _describe_items(self, items: Iterable[Turn | Signal]) -> None:
-        self._statement["items"] = [
-            {
-                "id": item.id,
-                "kind": "turn" if isinstance(item, Turn) else str(item.kind),
-                "names": [self._keys.name("item", item.id, text) for text in _texts(item)],
-            }
-            for item in items
-        ]
 
     def _live(self) -> list[Revision]:
         catalog, user = self._services.store.catalog, self._user
@@ -278,10 +271,10 @@ class CertificateDraft:
         ended: list[Json] = []
         for head in self._live():
             try:
-                ended.append({"digest": head.digest, **build(head.id)})
+                how = build(head.id)
             except PersonalPeftError as error:
-                outcome = type(error).__name__
-                ended.append({"digest": head.digest, "outcome": outcome, "rebuilt": None})
+                how = {"outcome": type(error).__name__, "rebuilt": None}
+            ended.append({"digest": head.digest, **how})
         return ended
 
     def _sign(self) -> Certificate:

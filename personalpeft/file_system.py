@@ -210,40 +210,38 @@ def create_file(target: Path) -> Iterator[IO[bytes]]:
     On Linux a killed process leaves nothing of it. Elsewhere it leaves a file ``.*.part``. Raises
     ``OSError``.
     """
-    folder, part = target.parent, None
     try:
-        # The mode of a file made by mkstemp is 0600 from the start too.
-        handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+        handle = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
     except (AttributeError, OSError):
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".new-", suffix=".part")
-        part = folder / name
+        with _replacing(target, ".new-") as file:
+            yield file
+        return
+    with os.fdopen(handle, "wb") as file:
+        yield file
+        file.flush()
+        sync_file(handle)
+        # With a folder given, the link is followed to the file that has no name yet.
+        os.link(f"/proc/self/fd/{handle}", target, src_dir_fd=handle, follow_symlinks=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file durably: readers see the old one or the new. Mode 0600. Raises ``OSError``."""
+    with _replacing(path, f".{path.name[:_PREFIX_LENGTH]}-") as file:
+        file.write(data)
+
+
+@contextmanager
+def _replacing(target: Path, prefix: str) -> Iterator[IO[bytes]]:
+    """Open a partial file, which replaces the target when it is whole and on the disk."""
+    # The mode of a file made by mkstemp is 0600 from the start.
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=".part")
+    part = target.with_name(PurePath(name).name)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             sync_file(file.fileno())
-            if part is None:
-                # With a folder given, the link is followed to the file that has no name yet.
-                source = f"/proc/self/fd/{file.fileno()}"
-                os.link(source, target, src_dir_fd=file.fileno(), follow_symlinks=True)
-        if part is not None:
-            replace(part, target)
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file durably: readers see the old one or the new. Mode 0600. Raises ``OSError``."""
-    prefix = f".{path.name[:_PREFIX_LENGTH]}-"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".part")
-    part = path.with_name(PurePath(name).name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            sync_file(file.fileno())
-        replace(part, path)
+        replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 

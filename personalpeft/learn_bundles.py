@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -43,14 +43,8 @@ from personalpeft.learning.report import LearnReport, from_json
 from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.services import Services
 from personalpeft.store import rows
-from personalpeft.store.archive_file import (
-    BLOBS,
-    ArchiveContent,
-    ArchiveFormat,
-    map_archive_errors,
-    read_archive,
-    write_archive,
-)
+from personalpeft.store.archive_file import BLOBS, ArchiveContent, ArchiveFormat
+from personalpeft.store.database import Row
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease, user_leases
@@ -62,25 +56,30 @@ from personalpeft.store.remote_learn import (
     contents,
     read_remote_entries,
 )
-from personalpeft.store.user_export import UserExport, decode_revisions, insert_user, read_user
+from personalpeft.store.user_export import (
+    Entry,
+    UserExport,
+    decode_revisions,
+    insert_user,
+    read_user,
+)
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
 
 _COMMON_KEYS: Mapping[str, type] = {"base": str, "build": dict, "at": str}
 _BUNDLE = ArchiveFormat(
     name="personalpeft.learn-bundle",
-    version=1,
     index="bundle.json",
     keys={**USER_KEYS, **_COMMON_KEYS, "options": dict},
     hint="The bundle is damaged or not from personalpeft. Make it again.",
+    title="The learn bundle",
 )
 _RESULT = ArchiveFormat(
     name="personalpeft.learn-result",
-    version=1,
     index="result.json",
     keys={"user": str, "since": str, "seq": int, "chain": str, **_COMMON_KEYS, "report": dict},
     hint="The result is damaged or not from personalpeft. Learn again.",
+    title="The result of a learn",
 )
-_BUNDLE_NAME, _RESULT_NAME = "The learn bundle", "The result of a learn"
 # How far the clocks of two machines may differ. Heads are ordered by their times.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 _BUILD_HINT = (
@@ -114,8 +113,6 @@ def make_bundle(
     store = services.store
     with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
         export = read_user(store, user)
-        # Adapters that were never live play no part in a learn.
-        digests = (row["digest"] for row in _once_live(export))
         index = {
             **user_index(export),
             "base": services.base.digest,
@@ -123,9 +120,7 @@ def make_bundle(
             "at": services.clock.now().isoformat(),
             "options": {"layer": layer, **options},
         }
-        file = io.BytesIO()
-        write_archive(file, _BUNDLE, index, export.entries, digests, store.blobs.read)
-        bundle = file.getvalue()
+        bundle = _pack(services, _BUNDLE, index, export.entries, _once_live(export))
         set_digest(hashlib.sha256(bundle).hexdigest())
     return bundle
 
@@ -157,9 +152,8 @@ def learn_bundles(
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
     store, base = services.store, services.base
-    check_bytes(check_result, result, _RESULT_NAME)
-    with map_archive_errors(_RESULT_NAME, _RESULT):
-        content = read_archive(io.BytesIO(result), _RESULT)
+    check_bytes(check_result, result, _RESULT.title)
+    with _reading(_RESULT, result) as content:
         index, entries = content.index, content.entries
         if index["user"] != user:
             raise InvalidInput(
@@ -175,14 +169,14 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         # Before what it refers to is looked up, which may be gone.
         with store.database.read_transaction() as db:
             check_unmoved(db, user, position)
-        with map_archive_errors(_RESULT_NAME, _RESULT):
+        with _RESULT.reading(_RESULT.title):
             revisions = _check_result(services, user, content)
         if not entries:
             return report
         # Durable and pinned before the head moves, so that the first reply does not load it.
         store.blobs.put_many((user, data) for data in content.blobs.values())
         with services.model.preloaded(_next_stack(services, user, content, revisions)):
-            append_remote_entries(store, user, position, entries, content.blobs)
+            append_remote_entries(store, user, position, entries)
         for revision in revisions:
             store.delete_checkpoint(user, revision.layer)
     return report
@@ -211,7 +205,6 @@ def _check_base(wanted: object, digest: str, what: str) -> None:
 
 
 def _check_build(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    _check_build_format(wanted)
     if wanted != settings:
         raise BuildMismatch(
             "The recipe, the gate or the retrieval model differs between the machines.",
@@ -229,7 +222,7 @@ def _check_build_format(wanted: Mapping[str, Any]) -> None:
 
 
 def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
-    """Yield the revisions that were live once, and their ancestors."""
+    """Yield the revisions that were live once, and their ancestors. Others play no part in a learn."""
     revisions = {row["id"]: row for row in export.contents("revision")}
     moves = export.contents("move")
     waiting = [row[end] for row in moves for end in ("before", "after")]
@@ -242,9 +235,7 @@ def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
 
 def check_bundle(data: bytes) -> Json:
     """Read a bundle in a child of ``sandbox``."""
-    with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
-        content = read_archive(io.BytesIO(data), _BUNDLE)
-        _check_build_format(content.index["build"])
+    with _reading(_BUNDLE, data) as content:
         check_user(user_of(content, _BUNDLE), _BUNDLE)
         _unpack_all(content)
     return {}
@@ -252,10 +243,8 @@ def check_bundle(data: bytes) -> Json:
 
 def check_result(data: bytes) -> Json:
     """Read a result in a child of ``sandbox``."""
-    with map_archive_errors(_RESULT_NAME, _RESULT):
-        content = read_archive(io.BytesIO(data), _RESULT)
+    with _reading(_RESULT, data) as content:
         index = content.index
-        _check_build_format(index["build"])
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
         check_remote_entries(index["user"], position, content.entries)
         from_json(rename_report(index["report"]))
@@ -269,11 +258,9 @@ def _unpack_all(content: ArchiveContent) -> None:
 
 
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
-    check_bytes(check_bundle, data, _BUNDLE_NAME)
-    with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
-        content = read_archive(io.BytesIO(data), _BUNDLE)
-        index = content.index
-        base = services.base
+    check_bytes(check_bundle, data, _BUNDLE.title)
+    with _reading(_BUNDLE, data) as content:
+        index, base = content.index, services.base
         _check_base(index["base"], base.digest, "The learn is")
         _check_build(index["build"], _build_settings(services))
         export = user_of(content, _BUNDLE)
@@ -321,10 +308,7 @@ def _learn(
     reports: dict[str, LearnReport] = {}
     learner = Learner.from_services(services)
 
-    def of(bundle: _Bundle) -> tuple[str | None, LearnOptions]:
-        return bundle.layer, bundle.options
-
-    for (layer, wanted), group in groupby(bundles, of):
+    for (layer, wanted), group in groupby(bundles, lambda each: (each.layer, each.options)):
         users = [bundle.user for bundle in group]
         combined = replace(options, start=wanted.start, accept=wanted.accept, recipe=wanted.recipe)
         reports |= zip(users, learner.learn_many(users, layer, combined), strict=True)
@@ -340,10 +324,30 @@ def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> by
         **bundle.common,
         "report": report.as_json(),
     }
-    digests = (row["digest"] for row in contents(entries, "revision"))
+    return _pack(services, _RESULT, index, entries, contents(entries, "revision"))
+
+
+def _pack(
+    services: Services,
+    kind: ArchiveFormat,
+    index: Mapping[str, Any],
+    entries: Sequence[Entry],
+    revisions: Iterable[Row],
+) -> bytes:
+    """Return an archive of entries, and of the adapters of these revisions."""
     file = io.BytesIO()
-    write_archive(file, _RESULT, index, entries, digests, store.blobs.read)
+    digests = (row["digest"] for row in revisions)
+    kind.write(file, index, entries, digests, services.store.blobs.read)
     return file.getvalue()
+
+
+@contextmanager
+def _reading(kind: ArchiveFormat, data: bytes) -> Iterator[ArchiveContent]:
+    """Yield the content of an archive. What it does to a reader is ``PersonalFileError``."""
+    with kind.reading(kind.title):
+        content = kind.read(io.BytesIO(data))
+        _check_build_format(content.index["build"])
+        yield content
 
 
 def _erase_copy(services: Services, user: str) -> None:

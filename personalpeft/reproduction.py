@@ -201,33 +201,21 @@ def repair(
     """Implement ``Runtime.repair``, which documents the arguments. ``problems`` are left out."""
     store = services.store
     parts = delete_partial_files(store)
-    repaired: list[ReproductionReport] = []
-    left: dict[str, ReproductionReport] = {}
-    waiting = list(find_lost_blobs(store))
-    if waiting:
+    reports: list[ReproductionReport] = []
+    if lost := find_lost_blobs(store):
         with services.model.learning():
-            while waiting:
-                again, count = [], len(repaired)
-                for blob in waiting:
-                    report = _repair_blob(services, blob, progress, cancelled)
-                    if report is None:
-                        continue
-                    if report.equal:
-                        repaired.append(report)
-                        left.pop(blob.digest, None)
-                        continue
-                    left[blob.digest] = report
-                    if report.outcome is ReproductionOutcome.INPUTS_MISSING:
-                        again.append(blob)
-                # What was put back may be the missing input of another.
-                waiting = again if len(repaired) > count else []
+            for blob in lost:
+                report = _repair_blob(services, blob, progress, cancelled)
+                reports += [report] if report else []
+    repaired = tuple(each for each in reports if each.equal)
+    left = tuple(each for each in reports if not each.equal)
     live = {
         f"{each.user}/{layer.head}"
-        for each in left.values()
+        for each in left
         for layer in store.catalog.layers(each.user)
         if layer.head == each.revision
     }
-    return RepairReport(tuple(repaired), tuple(left.values()), frozenset(live), parts)
+    return RepairReport(repaired, left, frozenset(live), parts)
 
 
 def _repair_blob(

@@ -3,8 +3,7 @@
 A learn appends revisions, judgements, reports and moves, and nothing else. In the user's own home
 they are appended again under the numbers that are next there.
 
-Invariants: remote entries are appended in one transaction with their files, or not at all, and at
-most once. Since the copy was made only turns and signals were added to the ledger. So they never
+Invariants: remote entries are appended in one transaction, or not at all, and at most once. Since the copy was made only turns and signals were added to the ledger. So they never
 replace a head that they were not judged against, and never bring back what was erased.
 """
 
@@ -21,7 +20,7 @@ from personalpeft.store.hash_chain import GENESIS, NewEntry
 from personalpeft.store.id_lookup import resolve_user
 from personalpeft.store.revisions import append_and_apply, ensure_layer, read_head, read_holdout
 from personalpeft.store.store import Store
-from personalpeft.store.user_export import Entry, check_chain, put_files, read_entries
+from personalpeft.store.user_export import Entry, check_chain, read_entries
 from personalpeft.types import SignalRole
 
 _LEARNED_KINDS = ("revision", "judgement", "report", "move")
@@ -74,16 +73,14 @@ def append_remote_entries(
     user: str,
     position: LedgerPosition,
     entries: Sequence[Entry],
-    files: Mapping[str, bytes],
 ) -> None:
-    """Append checked remote entries with the files of its revisions, in one transaction.
+    """Append checked remote entries, in one transaction. The files of its revisions are stored.
 
     Args:
         store: The open home of the user.
         user: The owner.
         position: Where the copy of the ledger ended.
         entries: What ``check_remote_entries`` accepted.
-        files: The packed adapters of its revisions by digest.
 
     Raises:
         LedgerMoved: More than turns and signals were added since the position.
@@ -97,7 +94,6 @@ def append_remote_entries(
             resolve_user(db, user)
             check_unmoved(db, user, position)
             _append(db, user, entries)
-            put_files(store, user, files)
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of the result for {user} do not fit together.", hint=_HINT

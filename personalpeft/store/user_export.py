@@ -158,14 +158,14 @@ def insert_user(
         store: The open home.
         export: What ``check_export`` accepted.
         user: The id of the new user.
-        files: The packed adapters by digest.
+        files: The packed adapters by their digest, which was checked.
         reason_prefix: Each revision gets its last judgement again, with this before its reason.
             None: nothing is added, so that the same user id gives the same chain.
 
     Raises:
         InvalidId: The user id is invalid.
         InvalidInput: The user exists.
-        PersonalFileError: A row refers to one that is missing, or a file does not match its digest.
+        PersonalFileError: A row refers to one that is missing.
         HomeError: The home cannot be written.
         Busy: Another writer does not finish in time.
     """
@@ -173,19 +173,11 @@ def insert_user(
     try:
         with store.database.write_transaction() as db:
             _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
-            put_files(store, user, files)
+            store.blobs.put_many((user, data) for data in files.values())
     except sqlite3.IntegrityError as error:
         raise PersonalFileError(
             f"The rows of {export.user} do not fit together.", hint=_HINT
         ) from error
-
-
-def put_files(store: Store, user: str, files: Mapping[str, bytes]) -> None:
-    """Store packed adapters by digest. Raises ``PersonalFileError`` if one has another digest."""
-    written = store.blobs.put_many((user, data) for data in files.values())
-    for digest, found in zip(files, written, strict=True):
-        if digest != found:
-            raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
 
 
 def _insert_rows(
