@@ -54,13 +54,13 @@ from personalpeft.store.remote_learn import (
     check_remote_entries,
     check_unmoved,
     contents,
-    read_remote_entries,
 )
 from personalpeft.store.user_export import (
     Entry,
     UserExport,
     decode_revisions,
     insert_user,
+    read_entries,
     read_user,
 )
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
@@ -316,8 +316,9 @@ def _learn(
 
 
 def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> bytes:
-    store, position = services.store, bundle.position
-    entries = read_remote_entries(store, bundle.user, position)
+    position = bundle.position
+    with services.store.database.read_transaction() as db:
+        entries = read_entries(db, bundle.user, position.seq)
     index = {
         "user": bundle.user,
         **asdict(position),

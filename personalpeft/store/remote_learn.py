@@ -3,29 +3,30 @@
 A learn appends revisions, judgements, reports and moves, and nothing else. In the user's own home
 they are appended again under the numbers that are next there.
 
-Invariants: remote entries are appended in one transaction, or not at all, and at most once. Since the copy was made only turns and signals were added to the ledger. So they never
-replace a head that they were not judged against, and never bring back what was erased.
+Invariants: remote entries are appended in one transaction, or not at all, and at most once. Since
+the copy was made only turns and signals were added to the ledger. So they never replace a head that
+they were not judged against, and never bring back what was erased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.errors import LedgerMoved, PersonalFileError
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import GENESIS, NewEntry
+from personalpeft.store.hash_chain import NewEntry
 from personalpeft.store.id_lookup import resolve_user
 from personalpeft.store.revisions import append_and_apply, ensure_layer, read_head, read_holdout
 from personalpeft.store.store import Store
-from personalpeft.store.user_export import Entry, check_chain, read_entries
+from personalpeft.store.user_export import Entry, check_chain
 from personalpeft.types import SignalRole
 
 _LEARNED_KINDS = ("revision", "judgement", "report", "move")
 # What may have been added meanwhile, as beside a learn in the same home.
-_MEANWHILE_KINDS = ("turn", "signal")
+_MEANWHILE_KINDS = {"turn", "signal"}
 _HINT = "The result is damaged, or was not made by personalpeft. Learn again."
 _MOVED_HINT = "Drop this result. The next learn starts from the ledger as it is now."
 
@@ -37,17 +38,6 @@ class LedgerPosition:
     since: str
     seq: int
     chain: str
-
-
-def read_remote_entries(store: Store, user: str, position: LedgerPosition) -> tuple[Entry, ...]:
-    """Return what was appended to a user's ledger after a position.
-
-    Raises ``LedgerMoved`` if the ledger does not have the position, and ``NotFound``.
-    """
-    with store.database.read_transaction() as db:
-        resolve_user(db, user)
-        _check_position(db, user, position)
-        return tuple(read_entries(db, user, position.seq))
 
 
 def check_remote_entries(user: str, position: LedgerPosition, entries: Sequence[Entry]) -> None:
@@ -102,55 +92,41 @@ def append_remote_entries(
 
 def check_unmoved(db: sqlite3.Connection, user: str, position: LedgerPosition) -> None:
     """Raise ``LedgerMoved`` if more than turns and signals was added since a position."""
-    _check_position(db, user, position)
-    sql = "select distinct kind from entry where user = ? and seq > ?"
-    kinds = {row["kind"] for row in fetch_all(db, sql, user, position.seq)}
-    if kinds & set(_LEARNED_KINDS):
-        raise LedgerMoved(
-            f"A layer of {user} was learned or moved since this learn began.", hint=_MOVED_HINT
-        )
-    if not kinds <= set(_MEANWHILE_KINDS):
-        raise LedgerMoved(f"{user} retracted a signal since this learn began.", hint=_MOVED_HINT)
-
-
-def _check_position(db: sqlite3.Connection, user: str, position: LedgerPosition) -> None:
-    about = fetch_one(db, "select since from user where id = ?", user)
-    sql = "select chain from entry where user = ? and seq = ?"
-    last = fetch_one(db, sql, user, position.seq) if position.seq else {"chain": GENESIS}
-    if (
-        about is None
-        or about["since"] != position.since
-        or last is None
-        or last["chain"] != position.chain
-    ):
+    sql = (
+        "select since, (select chain from entry where user = id and seq = ?) as chain"
+        " from user where id = ?"
+    )
+    # No entry is before the first one.
+    expected = {"since": position.since, "chain": position.chain if position.seq else None}
+    if fetch_one(db, sql, position.seq, user) != expected:
         raise LedgerMoved(
             f"The ledger of {user} was rewritten since this learn began: something was forgotten.",
+            hint=_MOVED_HINT,
+        )
+    sql = "select distinct kind from entry where user = ? and seq > ?"
+    kinds = {row["kind"] for row in fetch_all(db, sql, user, position.seq)}
+    if not kinds <= _MEANWHILE_KINDS:
+        raise LedgerMoved(
+            f"A layer of {user} was learned or moved, or a signal retracted, since this learn "
+            "began.",
             hint=_MOVED_HINT,
         )
 
 
 def _append(db: sqlite3.Connection, user: str, entries: Iterable[Entry]) -> None:
-    unjudged: set[str] = set()
+    unjudged: dict[str, str] = {}
     for entry in entries:
-        row, head = entry.content, None
+        row = entry.content
         if entry.kind == "revision":
             ensure_layer(db, user, row["layer"])
-            unjudged.add(row["id"])
-        elif entry.kind == "move":
-            head = read_head(db, user, row["layer"])
-        append_and_apply(db, user, [NewEntry(entry.kind, row)])
-        if entry.kind == "move" and head != row["before"]:
+            unjudged[row["id"]] = row["layer"]
+        elif entry.kind == "move" and row["before"] != read_head(db, user, row["layer"]):
             raise PersonalFileError(f"A move of {row['layer']} starts elsewhere.", hint=_HINT)
-        if entry.kind == "judgement" and row["revision"] in unjudged:
-            unjudged.remove(row["revision"])
-            _check_trained(db, user, row["revision"], rows.decode_roles(row["signals"]))
-
-
-def _check_trained(
-    db: sqlite3.Connection, user: str, revision: str, roles: Mapping[str, str]
-) -> None:
-    """Raise ``PersonalFileError`` if a held-out signal was trained on."""
-    (row,) = fetch_all(db, "select layer from revision where user = ? and id = ?", user, revision)
-    held_out = read_holdout(db, user, row["layer"])
-    if any(roles.get(signal) == SignalRole.TRAINED for signal in held_out):
-        raise PersonalFileError(f"{revision} was trained on a held-out signal.", hint=_HINT)
+        append_and_apply(db, user, [NewEntry(entry.kind, row)])
+        if entry.kind == "judgement" and (layer := unjudged.pop(row["revision"], None)):
+            roles = rows.decode_roles(row["signals"])
+            held_out = read_holdout(db, user, layer)
+            if any(roles.get(signal) == SignalRole.TRAINED for signal in held_out):
+                raise PersonalFileError(
+                    f"{row['revision']} was trained on a held-out signal.", hint=_HINT
+                )
