@@ -11,7 +11,7 @@ from pathlib import Path
 
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput
-from personalpeft.settings import KeySettings, Settings, resolve
+from personalpeft.settings import KeySettings, resolve
 from personalpeft.store import home_keys
 from personalpeft.store.home import open_store
 from personalpeft.store.home_keys import ENCRYPTION, EncryptionInfo, KeySource
@@ -100,7 +100,7 @@ def encrypt(
             f"The folder of keys {keys.folder} is in the home.",
             hint="Set PERSONALPEFT_KEYS to a folder elsewhere.",
         )
-    with _open(settings, clock) as store:
+    with _open(home, keys, clock) as store:
         before = home_keys.read_info(home)
         if bool(before) is not rotate:
             raise InvalidInput(
@@ -115,7 +115,7 @@ def encrypt(
             files = reencrypt_home(store, new, lambda done: progress("Encrypting", done))
             on_error.pop_all()
     # Opening the home drops the admin API key that the plain home had as text.
-    open_store(home, now=clock.now, entropy=clock.entropy, keys=target).close()
+    _open(home, target, clock).close()
     return EncryptionReport(
         home,
         new.info.source,
@@ -151,7 +151,7 @@ def decrypt(
         raise InvalidInput(
             f"There is no home at {settings.home}.", hint="Name the home to decrypt: --home"
         )
-    with _open(settings, clock) as store:
+    with _open(settings.home, settings.keys, clock) as store:
         before = home_keys.read_info(settings.home)
         if before is None:
             raise InvalidInput(
@@ -162,8 +162,8 @@ def decrypt(
     return EncryptionReport(settings.home, None, None, former, files)
 
 
-def _open(settings: Settings, clock: Clock) -> Store:
-    return open_store(settings.home, now=clock.now, entropy=clock.entropy, keys=settings.keys)
+def _open(home: Path, keys: KeySettings, clock: Clock) -> Store:
+    return open_store(home, now=clock.now, entropy=clock.entropy, keys=keys)
 
 
 def _plain_copies(store: Store) -> Iterator[Path]:

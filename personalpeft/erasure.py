@@ -252,7 +252,14 @@ def forget(
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
-    target = _find_target(store, user, item, conversation)
+
+    def find_and_plan() -> tuple[ErasureTarget, ErasurePlan]:
+        if conversation:
+            name, turns = turns_of_conversation(store, user, item)
+            target = ErasureTarget(name, turns=frozenset(turns))
+        else:
+            target = find_target(store, user, item)
+        return target, plan_erasure(store, user, target)
 
     def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
         erasure = plan.erasure
@@ -270,18 +277,13 @@ def forget(
         )
 
     if dry_run:
-        return report(plan_erasure(store, user, target), dry_run=True)
-
-    def find_and_plan() -> tuple[tuple[int, str], ErasureTarget, ErasurePlan]:
-        """Return the head of the user's chain before all, what to forget, and the plan."""
-        head = read_chain_head(store.database, user)
-        target = _find_target(store, user, item, conversation)
-        return head, target, plan_erasure(store, user, target)
-
+        target, plan = find_and_plan()
+        return report(plan, dry_run=True)
     # Under the lease, since a running learn would write again what is being erased. It is planned
     # before the write lock is taken, since that takes seconds for a long history.
     with store.leases.acquire(learn_lease(user)), publish_lock(store, user):
-        head, target, plan = find_and_plan()
+        head = read_chain_head(store.database, user)
+        target, plan = find_and_plan()
         draft: CertificateDraft | None = None
         if certificate:
             kind: ErasureKind = (
@@ -292,7 +294,7 @@ def forget(
         with store.database.write_lock():
             if head != read_chain_head(store.database, user):
                 # Entries were added since the plan was made.
-                _, target, plan = find_and_plan()
+                target, plan = find_and_plan()
             if cancelled():
                 raise Cancelled(
                     "Cancelled before anything was erased.", hint="Nothing has changed."
@@ -351,14 +353,6 @@ def forget(
         complete=erased.complete,
         certificate=signed,
     )
-
-
-def _find_target(store: Store, user: str, item: str, conversation: bool) -> ErasureTarget:
-    """Return what to forget. Raises as ``find_target``."""
-    if not conversation:
-        return find_target(store, user, item)
-    name, turns = turns_of_conversation(store, user, item)
-    return ErasureTarget(name, turns=frozenset(turns))
 
 
 def _to_log(

@@ -21,7 +21,7 @@ from personalpeft.learning.evaluate.exposure import (
     measure_exposure,
     words_of,
 )
-from personalpeft.learning.layers import ancestors
+from personalpeft.learning.layers import trained_on
 from personalpeft.services import Services
 from personalpeft.stacks import live_stack
 from personalpeft.types import (
@@ -30,7 +30,6 @@ from personalpeft.types import (
     Progress,
     Signal,
     SignalKind,
-    SignalRole,
     Stack,
     Turn,
     canonical_json,
@@ -112,11 +111,7 @@ class ExposureMeasure:
             self._services.drop_user_caches(self._user)
             matched, self._matched = self._matched, []
         results = [
-            {
-                "item": each.secret.item,
-                "before": _exposure_json(before),
-                "after": _exposure_json(now),
-            }
+            {"item": each.secret.item, "before": _to_json(before), "after": _to_json(now)}
             for each, before, now in zip(matched, self._before, after, strict=True)
         ]
         return {**_not_measured(""), "results": results}
@@ -131,9 +126,7 @@ class ExposureMeasure:
         trained = {
             signal
             for each in live
-            for revision in ancestors(store, store.catalog.revision(user, each))
-            for signal, role in revision.signals.items()
-            if role == SignalRole.TRAINED
+            for signal in trained_on(store, store.catalog.revision(user, each))
         }
         # What the revision was trained on first. A turn and its feedback may have the same answer.
         answers: dict[str, tuple[Turn | Signal, tuple[Message, ...], str]] = {}
@@ -172,17 +165,15 @@ class ExposureMeasure:
             for matched in self._each(stage, self._matched):
                 engine = self._services.learning_engine
                 found.append(measure_exposure(engine, self._user, matched, stack, self._cancelled))
-        self._check_not_cancelled()
         return found
 
     def _each(self, stage: str, items: Sequence[_T]) -> Iterator[_T]:
         """Yield items and report the progress. Raises ``Cancelled``."""
         for number, item in enumerate(items):
             self._progress(stage, number / len(items))
-            self._check_not_cancelled()
+            if self._cancelled():
+                break
             yield item
-
-    def _check_not_cancelled(self) -> None:
         if self._cancelled():
             raise Cancelled("Cancelled while it was measured.", hint="Give the command again.")
 
@@ -191,7 +182,7 @@ def _not_measured(reason: str) -> Json:
     return {"unseen": UNSEEN, "results": [], "not_measured": reason}
 
 
-def _exposure_json(exposure: Exposure) -> Json:
+def _to_json(exposure: Exposure) -> Json:
     return {
         "rank": exposure.rank,
         "bits": exposure.bits,

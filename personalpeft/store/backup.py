@@ -72,9 +72,11 @@ def back_up(store: Store, folder: Path, keep: int) -> Backup:
         part.mkdir(mode=0o700)
         try:
             digests, missing = _copy_contents(store, part, previous)
-            for name in ("config.toml", "models", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    _copy_settings(home / name, part / name)
+            settings = ("config.toml", HOME_ID, CERTIFICATE_KEYS, ENCRYPTION)
+            for file in (*(home / name for name in settings), *sorted(home.glob("models/*.toml"))):
+                with suppress(FileNotFoundError):
+                    (target := part / file.relative_to(home)).parent.mkdir(0o700, exist_ok=True)
+                    file_system.replace_file(target, file.read_bytes())
             for plugin in plugin_data.plugin_folders(home):
                 _copy_plugin(store, plugin, part, previous)
             for each in sorted(part.glob("**/"), reverse=True):
@@ -247,15 +249,3 @@ def _write(data: bytes, name: Path, copy: Path, previous: Path | None) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb+") as file:
         file_system.sync_file(file.fileno())
-
-
-def _copy_settings(source: Path, path: Path) -> None:
-    """Copy a file, or the cards in a folder."""
-    if source.is_file():
-        file_system.replace_file(path, source.read_bytes())
-        return
-    cards = sorted(source.glob("*.toml"))
-    if cards:
-        path.mkdir(mode=0o700)
-    for card in cards:
-        file_system.replace_file(path / card.name, card.read_bytes())

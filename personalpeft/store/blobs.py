@@ -18,7 +18,6 @@ from pathlib import Path
 
 from personalpeft import file_system
 from personalpeft.errors import Damaged
-from personalpeft.file_system import replace_file, sync_folder
 from personalpeft.store.database import Database
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.file_cipher import FileCipher
@@ -53,7 +52,7 @@ class Blobs:
             # Also for blobs that existed: their writer may have been killed between rename and
             # sync.
             for folder in sorted({self.expected_path(digest).parent for digest in digests}):
-                sync_folder(folder)
+                file_system.sync_folder(folder)
         return digests
 
     def _write(self, user: str, data: bytes) -> str:
@@ -62,7 +61,7 @@ class Blobs:
         for folder in (self._root, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
-                sync_folder(folder.parent)
+                file_system.sync_folder(folder.parent)
         key = self._cipher.user_key(user)
         intact = self.is_intact(path)
         recipients = self._cipher.recipients(path.read_bytes()) if intact and key else []
@@ -70,7 +69,7 @@ class Blobs:
             # Its age starts again, so that it is not collected before a row names it.
             os.utime(path)
         else:
-            replace_file(path, self._cipher.encrypt(data, digest, key, *recipients))
+            file_system.replace_file(path, self._cipher.encrypt(data, digest, key, *recipients))
         return digest
 
     def replace_keys(self, user: str, former: Collection[str]) -> None:
@@ -94,8 +93,8 @@ class Blobs:
                     stored = path.read_bytes()
                     wrapped = self._cipher.replace_recipient(stored, former, key)
                     if wrapped != stored:
-                        replace_file(path, wrapped)
-                        sync_folder(path.parent)
+                        file_system.replace_file(path, wrapped)
+                        file_system.sync_folder(path.parent)
 
     def path(self, digest: str) -> Path:
         """Return the path of an existing blob, unread. Raises ``Damaged`` if it is missing."""
@@ -119,9 +118,7 @@ class Blobs:
 
         ``copy`` is a copy of this home, to read the file there.
         """
-        if copy is None:
-            return self._read(digest)[0]
-        return Blobs(copy, self._database, self._cipher)._read(digest)[0]
+        return Blobs(copy or self._home, self._database, self._cipher)._read(digest)[0]
 
     def _read(self, digest: str) -> tuple[bytes, bytes]:
         """Return the bytes as they are in the file, and decrypted."""

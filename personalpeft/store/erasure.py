@@ -57,12 +57,12 @@ def erase(store: Store, user: str, erasure: Erasure) -> ErasureResult:
                 _enqueue_deletions(db, user, [("data_key", key) for key in keys])
         # The erasure is committed. A file that cannot be deleted now is deleted by the next
         # opening.
-        complete, destroyed = False, tuple[str, ...]()
+        complete, left = False, keys
         with suppress(Busy, HomeError, Damaged):
             complete = delete_pending_files(store, user)
         with suppress(Busy, HomeError, Damaged):
             left = store.cipher.user_key_ids(user)
-            destroyed = tuple(key for key in keys if key not in left)
+        destroyed = tuple(key for key in keys if key not in left)
         return replace(result, complete=complete, keys_destroyed=destroyed)
 
 
@@ -224,7 +224,7 @@ def _enqueue_deletions(
     db: sqlite3.Connection, user: str, pending: Iterable[tuple[str, str]]
 ) -> None:
     """List what is deleted once the transaction is committed."""
-    values = [(user, kind, name) for kind, name in pending]
+    values = [(user, *each) for each in pending]
     insert_rows(db, "pending_deletion", ("user", "kind", "name"), values)
 
 
@@ -295,10 +295,7 @@ def _erase_moves(
 
 
 def _erase_layers(eraser: _RowEraser, layers: frozenset[str]) -> None:
-    sql = (
-        "select seq from report where user = ? and json_extract(body, '$.layer')"
-        " in (select value from json_each(?))"
-    )
+    sql = f"select seq from report where user = ? and json_extract(body, '$.layer') {_IN_LIST}"
     found = fetch_all(eraser.db, sql, eraser.user, json.dumps(sorted(layers)))
     eraser.delete_where("report", "seq", [row["seq"] for row in found])
     eraser.delete_where("move", "layer", layers)

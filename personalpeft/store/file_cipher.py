@@ -61,7 +61,7 @@ class FileCipher:
             if known := self._current_key(user):
                 return known
             new = DataKey(self._entropy(ID_BYTES), self._entropy(KEY_BYTES))
-            wrapped = self._wrap(self._keys.home.key, new.key, new.id)
+            wrapped = b"".join(self._encrypt(self._keys.home.key, new.key, new.id))
             insert_rows(db, "data_key", ("id", "user", "wrapped"), [(new.id.hex(), user, wrapped)])
             return new
 
@@ -86,21 +86,19 @@ class FileCipher:
         Its content is not encrypted again. A file that none of them opens is returned unchanged.
         """
         heads, body = _split(stored)
+        kept = [head for head in heads if head[0].hex() not in former]
         for key_id, wrapped in heads:
             key = self._find_key(key_id) if key_id.hex() in former else None
             if file_key := key and _unwrap(key.key, wrapped, key_id):
-                kept = [head for head in heads if head[0].hex() not in former]
-                kept.append((new.id, self._wrap(new.key, file_key, new.id)))
-                return _join(kept, body)
+                return _join([*kept, self._wrap(new, file_key)], body)
         return stored
 
     def encrypt(self, data: bytes, name: str, *recipients: DataKey | None) -> bytes:
         """Return the bytes of a file that each of the recipients opens."""
         if self._keys is None:
             return data
-        keys = [each for each in recipients if each is not None]
         file_key = self._entropy(KEY_BYTES)
-        heads = [(each.id, self._wrap(each.key, file_key, each.id)) for each in keys]
+        heads = [self._wrap(each, file_key) for each in recipients if each is not None]
         return _join(heads, *self._encrypt(file_key, data, name.encode()))
 
     def decrypt(self, stored: bytes, name: str) -> bytes:
@@ -148,8 +146,9 @@ class FileCipher:
         key = row and _unwrap(self._keys.home.key, row["wrapped"], key_id)
         return DataKey(key_id, key) if key else None
 
-    def _wrap(self, key: bytes, data: bytes, name: bytes) -> bytes:
-        return b"".join(self._encrypt(key, data, name))
+    def _wrap(self, recipient: DataKey, file_key: bytes) -> tuple[bytes, bytes]:
+        """Return the id of a recipient of a file, and the file's key that it opens."""
+        return recipient.id, b"".join(self._encrypt(recipient.key, file_key, recipient.id))
 
     def _encrypt(self, key: bytes, data: bytes, name: bytes) -> tuple[bytes, bytes]:
         """Return a nonce and the encrypted bytes, apart: joining them copies a whole adapter."""

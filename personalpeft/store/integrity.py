@@ -30,6 +30,7 @@ _LEFTOVER = (
 )
 _FOREIGN = "Harmless: another program wrote it. Delete it, or move it away."
 _PAGE_SIZE = 200
+_DIGESTS = "select distinct digest as key from revision where digest > ? order by digest limit ?"
 
 
 def verify(store: Store) -> tuple[Problem, ...]:
@@ -188,8 +189,7 @@ def _check_heads(db: sqlite3.Connection, user: str) -> Iterator[Problem]:
 
 
 def _check_missing_blobs(store: Store) -> Iterator[Problem]:
-    sql = "select distinct digest as key from revision where digest > ? order by digest limit ?"
-    for db, digests in _pages(store.database, sql):
+    for db, digests in _pages(store.database, _DIGESTS):
         for digest in digests:
             if not store.blobs.exists(digest):
                 sql = "select user, id from revision where digest = ? limit 1"
@@ -203,8 +203,7 @@ def find_lost_blobs(store: Store) -> tuple[LostBlob, ...]:
 
     A blob that a later revision was built on comes before those of that revision.
     """
-    sql = "select distinct digest as key from revision where digest > ? order by digest limit ?"
-    named = [digest for _, digests in _pages(store.database, sql) for digest in digests]
+    named = [digest for _, digests in _pages(store.database, _DIGESTS) for digest in digests]
     # Outside a transaction, since hashing takes long.
     lost = [each for each in named if not store.blobs.is_intact(store.blobs.expected_path(each))]
     sql = (

@@ -58,7 +58,7 @@ class Maintenance(
     def holder(self, task: str) -> str | None:
         """Return the process that holds a task now, as text, or None."""
         holder = self._store.leases.holder(f"upkeep-{task}")
-        return None if holder is None else str(holder)
+        return str(holder) if holder else None
 
     def mark_activity(self) -> None:
         """Record that a request is being served now. It never raises."""
@@ -66,12 +66,9 @@ class Maintenance(
             return
         at = self._store.now().timestamp()
         with suppress(OSError):
-            try:
-                os.utime(self._activity_mark, (at, at))
-            except FileNotFoundError:
-                self._activity_mark.parent.mkdir(mode=0o700, exist_ok=True)
-                self._activity_mark.touch(mode=0o600)
-                os.utime(self._activity_mark, (at, at))
+            self._activity_mark.parent.mkdir(mode=0o700, exist_ok=True)
+            self._activity_mark.touch(mode=0o600)
+            os.utime(self._activity_mark, (at, at))
 
     def last_activity(self) -> datetime | None:
         """Return when any process last served a request, or None."""

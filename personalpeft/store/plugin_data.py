@@ -98,8 +98,7 @@ class PluginData:
 
     def delete_file(self, digest: str) -> None:
         """Delete a file. A missing one is ignored. Raises ``HomeError``."""
-        if self._read_only:
-            raise read_only_error(self._home)
+        self.create()
         with map_home_errors(self._home):
             (self.files / digest).unlink(missing_ok=True)
 

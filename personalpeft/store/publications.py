@@ -43,10 +43,8 @@ class Publications:
         if digest == (current["digest"] if current else None):
             return
         with self._database.write_transaction() as db:
-            db.execute(
-                "update publication set is_current = 0 where user = ? and folder = ?",
-                [user, folder],
-            )
+            sql = "update publication set is_current = 0 where user = ? and folder = ?"
+            db.execute(sql, [user, folder])
             if digest is not None:
                 _insert(db, user, folder, digest, is_current=True)
 
@@ -88,10 +86,8 @@ def read_publications(db: sqlite3.Connection) -> list[Row]:
 
 def move_notes(db: sqlite3.Connection) -> None:
     """Record what earlier versions wrote into notes, and list these notes for deletion."""
-    (file,) = (
-        row["file"] for row in fetch_all(db, "pragma database_list") if row["name"] == "main"
-    )
-    for path in sorted((Path(file).parent / "notes").glob(f"{_NOTE_PREFIX}*.json")):
+    (main,) = fetch_all(db, "select file from pragma_database_list where name = 'main'")
+    for path in sorted((Path(main["file"]).parent / "notes").glob(f"{_NOTE_PREFIX}*.json")):
         user = path.stem.removeprefix(_NOTE_PREFIX)
         if fetch_one(db, "select 1 from user where id = ?", user) is None:
             continue
