@@ -119,13 +119,9 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
     """
     # A name that is too long fails here already.
     with map_write_errors(target):
-        is_folder, is_taken = target.is_dir(), target.exists() or target.is_symlink()
-    if is_folder:
-        raise InvalidInput(f"{target} is a folder.", hint="Name a new file in it.")
+        is_taken = target.exists() or target.is_symlink()
     if is_taken:
-        raise InvalidInput(
-            f"{target} already exists.", hint="Choose another name, or move it away."
-        )
+        raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
     with map_write_errors(target), file_system.create_file(target) as file:
         yield file
 

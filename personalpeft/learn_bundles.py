@@ -44,7 +44,6 @@ from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.services import Services
 from personalpeft.store import rows
 from personalpeft.store.archive_file import BLOBS, ArchiveContent, ArchiveFormat
-from personalpeft.store.database import Row
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease, user_leases
@@ -151,7 +150,7 @@ def learn_bundles(
 
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
-    store, base = services.store, services.base
+    store = services.store
     check_bytes(check_result, result, _RESULT.title)
     with _reading(_RESULT, result) as content:
         index, entries = content.index, content.entries
@@ -159,8 +158,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
             raise InvalidInput(
                 f"The result is of {index['user']!a}, not of {user}.", hint="Give it to its user."
             )
-        _check_base(index["base"], base.digest, "The result was built")
-        _check_build(index["build"], _build_settings(services))
+        _check_machine(services, index, "The result was built")
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
         check_remote_entries(user, position, entries)
         report = from_json(rename_report(index["report"]))
@@ -204,19 +202,12 @@ def _check_base(wanted: object, digest: str, what: str) -> None:
         )
 
 
-def _check_build(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    if wanted != settings:
+def _check_machine(services: Services, index: Mapping[str, Any], what: str) -> None:
+    """Check that an archive was made on the open base, and with the settings of this machine."""
+    _check_base(index["base"], services.base.digest, what)
+    if index["build"] != _build_settings(services):
         raise BuildMismatch(
             "The recipe, the gate or the retrieval model differs between the machines.",
-            hint=_BUILD_HINT,
-        )
-
-
-def _check_build_format(wanted: Mapping[str, Any]) -> None:
-    form = wanted.get("format")
-    if form != BUILD_FORMAT:
-        raise BuildMismatch(
-            f"The learn is of build format {str(form)[:20]}, and this machine has {BUILD_FORMAT}.",
             hint=_BUILD_HINT,
         )
 
@@ -260,15 +251,14 @@ def _unpack_all(content: ArchiveContent) -> None:
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
     check_bytes(check_bundle, data, _BUNDLE.title)
     with _reading(_BUNDLE, data) as content:
-        index, base = content.index, services.base
-        _check_base(index["base"], base.digest, "The learn is")
-        _check_build(index["build"], _build_settings(services))
+        index = content.index
+        _check_machine(services, index, "The learn is")
         export = user_of(content, _BUNDLE)
         revisions = check_user(export, _BUNDLE)
         by_digest = [each for each in revisions if each.digest in content.blobs]
         if {each.digest for each in by_digest} != content.blobs.keys():
             raise _BUNDLE.invalid("It has an adapter that no revision names.")
-        check_adapters(by_digest, content.blobs, base, _BUNDLE)
+        check_adapters(by_digest, content.blobs, services.base, _BUNDLE)
         started = datetime.fromisoformat(index["at"])
         layer, options = _read_options(index["options"])
     if started > services.clock.now() + _MAX_CLOCK_SKEW:
@@ -333,7 +323,7 @@ def _pack(
     kind: ArchiveFormat,
     index: Mapping[str, Any],
     entries: Sequence[Entry],
-    revisions: Iterable[Row],
+    revisions: Iterable[Mapping[str, Any]],
 ) -> bytes:
     """Return an archive of entries, and of the adapters of these revisions."""
     file = io.BytesIO()
@@ -347,7 +337,13 @@ def _reading(kind: ArchiveFormat, data: bytes) -> Iterator[ArchiveContent]:
     """Yield the content of an archive. What it does to a reader is ``PersonalFileError``."""
     with kind.reading(kind.title):
         content = kind.read(io.BytesIO(data))
-        _check_build_format(content.index["build"])
+        form = content.index["build"].get("format")
+        if form != BUILD_FORMAT:
+            raise BuildMismatch(
+                f"The learn is of build format {str(form)[:20]}, and this machine has "
+                f"{BUILD_FORMAT}.",
+                hint=_BUILD_HINT,
+            )
         yield content
 
 

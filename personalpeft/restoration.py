@@ -173,7 +173,9 @@ def restore(
                 hint="Name a home or a folder of backups.",
             )
     erased_there = [each for folder in others for each in _erased_in(folder, settings)]
-    part, keys = unfinished_folder(home), _home_keys(home, settings)
+    part, keys = unfinished_folder(home), None
+    with suppress(HomeError, MissingPackage):  # Of a home that is encrypted, if they can be had.
+        keys = load_keys(home, settings.keys)
     if exists:
         _check_unused(home, keys, clock)
     with ExitStack() as on_error:
@@ -385,13 +387,6 @@ def _read_database(
     path, key = folder / DATABASE, keys.database if keys else None
     with closing(open_connection(path, "mode=ro", timeout=_TIMEOUT, key=key)) as db:
         return read(db)
-
-
-def _home_keys(home: Path, settings: Settings) -> HomeKeys | None:
-    """Return the keys of the home that is replaced, if it is encrypted and they can be had."""
-    with suppress(HomeError, MissingPackage):
-        return load_keys(home, settings.keys)
-    return None
 
 
 def _keep_home_id(part: Path, backup: Path, home: Path) -> None:

@@ -170,7 +170,11 @@ def make_keys(
                 )
             _write_keyring(key_id, key.hex())
         case KeySource.FILE:
-            _write_key_file(settings.folder / f"{key_id}.key", key)
+            with map_home_errors(settings.folder):
+                settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with file_system.create_file(settings.folder / f"{key_id}.key") as file:
+                    file.write(key.hex().encode() + b"\n")
+                file_system.sync_folder(settings.folder)
     info = EncryptionInfo(key_id, source, salt.hex(), _derive(key, "check").hex())
     return _derive_keys(info, key)
 
@@ -274,11 +278,3 @@ def _write_keyring(name: str, text: str) -> None:
             f"The system's keyring does not store the key: {error}.",
             hint="Unlock the keyring, or use a file: --key file",
         ) from error
-
-
-def _write_key_file(path: Path, key: bytes) -> None:
-    with map_home_errors(path.parent):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file_system.create_file(path) as file:
-            file.write(key.hex().encode() + b"\n")
-        file_system.sync_folder(path.parent)

@@ -228,10 +228,8 @@ def _check_files(store: Store) -> Iterator[Problem]:
         for path, is_intact in intact.items():
             where = str(path.relative_to(store.home))
             if path.name in unnamed:
-                if DIGEST.fullmatch(path.name) or path.name.endswith(".part"):
-                    fault = "No revision names it." if is_intact else "It is not a blob."
-                    yield Problem(where, fault, _LEFTOVER)
-                else:
-                    yield Problem(where, "It is not a blob.", _FOREIGN)
+                fault = "No revision names it." if is_intact else "It is not a blob."
+                is_ours = DIGEST.fullmatch(path.name) or path.name.endswith(".part")
+                yield Problem(where, fault, _LEFTOVER if is_ours else _FOREIGN)
             elif not is_intact and path.exists():
                 yield Problem(where, "It does not match its digest.", _REPAIR)

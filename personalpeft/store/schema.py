@@ -10,7 +10,7 @@ and columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,10 +26,6 @@ REPLACED_ID = 0x50504658  # "PPFX": another file has taken the place of this one
 
 _FOLDER = files("personalpeft.store") / "migrations"
 _NAMES = sorted(f.name.removesuffix(".sql") for f in _FOLDER.iterdir() if f.name.endswith(".sql"))
-# Functions that run after a script and move data that SQL cannot.
-_DATA_STEPS: Mapping[str, Callable[[sqlite3.Connection], None]] = {"0009_publications": move_notes}
-# The others add indexes, columns with a default and tables that a reader can do without.
-_NEEDED_TO_READ = frozenset({"0001_first"})
 
 _migrations = Migrations("personalpeft")
 
@@ -39,8 +35,8 @@ def _register(name: str) -> None:
     def apply(db: sqlite_utils.Database) -> None:
         for statement in _statements((_FOLDER / f"{name}.sql").read_text("utf-8")):
             db.conn.execute(statement)
-        if name in _DATA_STEPS:
-            _DATA_STEPS[name](db.conn)
+        if name == "0009_publications":
+            move_notes(db.conn)  # SQL cannot read them.
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -93,7 +89,8 @@ def is_current(connection: sqlite3.Connection, home: Path, *, to_read: bool = Fa
             hint="Update personalpeft, or choose another home.",
         )
     pending = {step.name for step in _migrations.pending(db)}
-    return not (pending & _NEEDED_TO_READ if to_read else pending)
+    # The others add indexes, columns with a default and tables that a reader can do without.
+    return "0001_first" not in pending if to_read else not pending
 
 
 def migrate(connection: sqlite3.Connection) -> None:
