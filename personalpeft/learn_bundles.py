@@ -46,7 +46,7 @@ from personalpeft.store import rows
 from personalpeft.store.archive_file import BLOBS, ArchiveContent, ArchiveFormat
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
-from personalpeft.store.locks import learn_lease, user_leases
+from personalpeft.store.locks import learn_lease
 from personalpeft.store.remote_learn import (
     LedgerPosition,
     append_remote_entries,
@@ -352,7 +352,6 @@ def _erase_copy(services: Services, user: str) -> None:
     store = services.store
     erase_user(store, user)
     services.drop_user_caches(user)
-    store.leases.delete_files(*user_leases(user))
     delete_pending_files(store, user)
 
 

@@ -275,13 +275,8 @@ def _newest_copy(folder: Path) -> Path:
     """Return the folder if it is a copy of a home, or else the newest copy in it."""
     if (folder / DATABASE).is_file():
         return folder
-    copies = []
-    with suppress(OSError):
-        copies = sorted(
-            each
-            for each in folder.iterdir()
-            if COPY_NAME.fullmatch(each.name) and (each / DATABASE).is_file()
-        )
+    databases = folder.glob(f"*/{DATABASE}")
+    copies = sorted(each.parent for each in databases if COPY_NAME.fullmatch(each.parent.name))
     if not copies:
         raise NotFound(
             f"There is no backup in {folder}.",

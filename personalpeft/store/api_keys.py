@@ -154,11 +154,8 @@ class ApiKeys(
                 )
             if not fitting:
                 hint = suggest_nearest(key_id, [key.id for key in keys.values()], what="API key")
-                if not keys and self.admin_key_file.exists():
-                    hint = (
-                        "The first administrator's API key is the only one, and has no id: delete "
-                    )
-                    hint += f"{self.admin_key_file} to revoke it."
+                if not keys:
+                    hint = f"The first administrator's has no id: delete {self.admin_key_file}"
                 raise NotFound(f"There is no API key {key_id[:64]!a}.", hint=hint)
             return keys.pop(fitting[0])
 

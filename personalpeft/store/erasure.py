@@ -31,7 +31,6 @@ from personalpeft.store.database import Database, Row, fetch_all, fetch_one, ins
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
 from personalpeft.store.id_lookup import is_user, resolve_user
-from personalpeft.store.locks import user_leases
 from personalpeft.store.revisions import set_head, unnamed_blobs
 from personalpeft.store.rows import KINDS, TOMBSTONE, EntryKind
 from personalpeft.store.store import Store
@@ -108,7 +107,7 @@ def delete_pending_files(store: Store, user: str | None = None, *, wait: bool = 
             gone = {each for each in users if not is_user(db, each)}
         for each in gone:
             # Their names hold the id. No process can hold a lease on a user who does not exist.
-            store.leases.delete_files(*user_leases(each))
+            store.leases.delete_files(each)
         for row in pending:
             if row["name"] in unnamed:
                 path = store.blobs.expected_path(row["name"])

@@ -209,8 +209,6 @@ def _migrate(home: Path, database: Database) -> None:
         )
     with database.write_lock():
         create_file(home / DATABASE)
-        with database.read_transaction() as db:
-            is_current(db, home)  # Refuses before anything is written.
         if (home / DATABASE).stat().st_size == 0:
             database.set_journal_mode()
         with database.write_transaction() as db:

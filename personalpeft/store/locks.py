@@ -151,11 +151,6 @@ def _describe(lease: str) -> str:
     return f"The lease {lease!r} is held"
 
 
-def user_leases(user: str) -> tuple[str, ...]:
-    """Return the names of all leases on a user."""
-    return learn_lease(user), publish_lease(user)
-
-
 class Leases:
     """Names that one process or thread at a time may hold, such as ``learn-ada``. Thread-safe."""
 
@@ -207,9 +202,9 @@ class Leases:
             if name in self._held:
                 self._held[name].set_status(status)
 
-    def delete_files(self, *names: str) -> None:
-        """Delete the files of leases that are not held and that nothing will acquire again."""
-        for name in names:
+    def delete_files(self, user: str) -> None:
+        """Delete the files of the leases on a user who is gone. None of them is held."""
+        for name in (learn_lease(user), publish_lease(user)):
             for suffix in (".lock", ".holder"):
                 (self._home / "locks" / f"{name}{suffix}").unlink(missing_ok=True)
 

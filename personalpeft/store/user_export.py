@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 
 from personalpeft.errors import Damaged, InvalidInput, PersonalFileError
 from personalpeft.formatting import to_json
-from personalpeft.ids import check_user_id
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import sqlite3
@@ -157,19 +156,17 @@ def insert_user(
     Args:
         store: The open home.
         export: What ``check_export`` accepted.
-        user: The id of the new user.
+        user: The id of the new user, which was checked.
         files: The packed adapters by their digest, which was checked.
         reason_prefix: Each revision gets its last judgement again, with this before its reason.
             None: nothing is added, so that the same user id gives the same chain.
 
     Raises:
-        InvalidId: The user id is invalid.
         InvalidInput: The user exists.
         PersonalFileError: A row refers to one that is missing.
         HomeError: The home cannot be written.
         Busy: Another writer does not finish in time.
     """
-    check_user_id(user)
     try:
         with store.database.write_transaction() as db:
             _insert_rows(db, export, user, rows.format_time(store.now()), reason_prefix)
