@@ -10,14 +10,9 @@ from typing import Literal, TypeAlias
 
 from personalpeft import file_system, stacks
 from personalpeft.adapters.compose import compose
+from personalpeft.adapters.formats import peft
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.formats.peft import (
-    TENSOR_FILE,
-    export_peft,
-    export_stack_peft,
-    import_peft,
-)
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
 from personalpeft.adapters.validate import check_change
@@ -46,10 +41,10 @@ def export_peft_folder(services: Services, user: str, folder: Path, layer: str |
     with services.store.exports.recording(user, ExportKind.PEFT) as set_digest:
         parts = _live_adapters(services, user, layer)
         if layer is None:
-            export_stack_peft(parts, architecture, target, base_name=name)
+            peft.export_stack_peft(parts, architecture, target, base_name=name)
         else:
-            export_peft(parts[0][0], architecture, target, base_name=name)
-        set_digest(hash_files([target / TENSOR_FILE]))
+            peft.export_peft(parts[0][0], architecture, target, base_name=name)
+        set_digest(hash_files([target / peft.TENSOR_FILE]))
     return target
 
 
@@ -105,23 +100,18 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
     adapter = services.engine.read_adapter(entry.digest)
     recipe = copied_recipe(adapter.manifest.recipe, entry.revision)
     manifest = replace(adapter.manifest, layer=new_layer, recipe=recipe)
+    copy = replace(adapter, manifest=manifest)
     reason = f"copied from {entry.revision}, not judged"
     scores = services.store.catalog.revision(user, entry.revision).scores
-    return _record(
-        services,
-        user,
-        replace(adapter, manifest=manifest),
-        started,
-        reason,
-        Leakage(**scores.get("leakage", {})),
-    )
+    leakage = Leakage(**scores.get("leakage", {}))
+    return _record(services, user, copy, started, reason, leakage)
 
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
     """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
     check_layer_name(layer)
     base, source = services.base, folder.expanduser().absolute()
-    adapter = import_peft(source, base.architecture, layer=layer, base=base.digest)
+    adapter = peft.import_peft(source, base.architecture, layer=layer, base=base.digest)
     check_change(adapter, str(source))
     return adapter
 

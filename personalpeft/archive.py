@@ -149,14 +149,11 @@ def import_user(
             # Another user from now on, whom no restore forgets again.
             portable = replace(portable, since=format_time(store.now()))
     insert_user(store, portable, user, {} if why else blobs, reason_prefix=_IMPORTED)
+    turns, signals = len(portable.contents("turn")), len(portable.contents("signal"))
+    found, imported = len(revisions), 0 if why else len(revisions)
+    why = why if revisions else ""
     return ImportSummary(
-        user,
-        portable.user,
-        len(portable.contents("turn")),
-        len(portable.contents("signal")),
-        revisions=0 if why else len(revisions),
-        left_out=len(revisions) if why else 0,
-        why=why if revisions else "",
+        user, portable.user, turns, signals, imported, left_out=found - imported, why=why
     )
 
 

@@ -116,14 +116,10 @@ def encrypt(
             on_error.pop_all()
     # Opening the home drops the admin API key that the plain home had as text.
     _open(home, target, clock).close()
-    return EncryptionReport(
-        home,
-        new.info.source,
-        home_keys.describe_key(new.info, keys),
-        home_keys.describe_key(before, keys) if before else None,
-        files,
-        tuple(_plain_copies(store)),
-    )
+    where = home_keys.describe_key(new.info, keys)
+    former = home_keys.describe_key(before, keys) if before else None
+    copies = tuple(_plain_copies(store))
+    return EncryptionReport(home, new.info.source, where, former, files, copies)
 
 
 def decrypt(

@@ -105,12 +105,8 @@ class ForgetReport(
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
         lines = [f"{self.item}: {'nothing was erased yet' if self.dry_run else 'FORGOTTEN'}"]
-        for what, ids in (
-            ("turns", self.turns),
-            ("signals", self.signals),
-            ("revisions", self.revisions),
-        ):
-            if ids:
+        for what in ("turns", "signals", "revisions"):
+            if ids := getattr(self, what):
                 lines.append(f"  {what} {would}erased: {', '.join(ids)}")
         if self.emptied_replies:
             emptied = ", ".join(self.emptied_replies)

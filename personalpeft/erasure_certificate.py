@@ -35,15 +35,7 @@ from personalpeft.store.plugin_data import PluginData
 from personalpeft.store.replacement import other_copies
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure, ErasureResult
-from personalpeft.types import (
-    Json,
-    Progress,
-    Revision,
-    Signal,
-    Stack,
-    Turn,
-    canonical_digest,
-)
+from personalpeft.types import Json, Progress, Revision, Signal, Stack, Turn, canonical_digest
 
 ErasureKind: TypeAlias = Literal["item", "conversation", "layer", "user"]
 

@@ -21,17 +21,8 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+from personalpeft import archive
 from personalpeft.adapters.formats.packed import unpack
-from personalpeft.archive import (
-    USER_KEYS,
-    check_adapters,
-    check_bytes,
-    check_reports,
-    check_revisions,
-    check_user,
-    user_index,
-    user_of,
-)
 from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFound
 from personalpeft.former_names import START, rename_report
 from personalpeft.ids import check_layer_name
@@ -42,33 +33,20 @@ from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft.learning.train.config import BUILD_FORMAT
 from personalpeft.services import Services
-from personalpeft.store import rows
+from personalpeft.store import remote_learn, rows, user_export
 from personalpeft.store.archive_file import BLOBS, ArchiveContent, ArchiveFormat
 from personalpeft.store.erasure import delete_pending_files, erase_user
 from personalpeft.store.exports import ExportKind
 from personalpeft.store.locks import learn_lease
-from personalpeft.store.remote_learn import (
-    LedgerPosition,
-    append_remote_entries,
-    check_remote_entries,
-    check_unmoved,
-    contents,
-)
-from personalpeft.store.user_export import (
-    Entry,
-    UserExport,
-    decode_revisions,
-    insert_user,
-    read_entries,
-    read_user,
-)
+from personalpeft.store.remote_learn import LedgerPosition
+from personalpeft.store.user_export import Entry, UserExport
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
 
 _COMMON_KEYS: Mapping[str, type] = {"base": str, "build": dict, "at": str}
 _BUNDLE = ArchiveFormat(
     name="personalpeft.learn-bundle",
     index="bundle.json",
-    keys={**USER_KEYS, **_COMMON_KEYS, "options": dict},
+    keys={**archive.USER_KEYS, **_COMMON_KEYS, "options": dict},
     hint="The bundle is damaged or not from personalpeft. Make it again.",
     title="The learn bundle",
 )
@@ -111,9 +89,9 @@ def make_bundle(
     """Implement ``User.bundle_learn``, which documents the arguments."""
     store = services.store
     with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
-        export = read_user(store, user)
+        export = user_export.read_user(store, user)
         index = {
-            **user_index(export),
+            **archive.user_index(export),
             "base": services.base.digest,
             "build": _build_settings(services),
             "at": services.clock.now().isoformat(),
@@ -139,7 +117,7 @@ def learn_bundles(
         _check_absent(services, user)
     with ExitStack() as copies:
         for bundle in opened:
-            insert_user(
+            user_export.insert_user(
                 services.store, bundle.export, bundle.user, bundle.blobs, reason_prefix=None
             )
             # Only now: of a user who was here before, nothing is erased.
@@ -151,7 +129,7 @@ def learn_bundles(
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
     store = services.store
-    check_bytes(check_result, result, _RESULT.title)
+    archive.check_bytes(check_result, result, _RESULT.title)
     with _reading(_RESULT, result) as content:
         index, entries = content.index, content.entries
         if index["user"] != user:
@@ -160,13 +138,13 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
             )
         _check_machine(services, index, "The result was built")
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_remote_entries(user, position, entries)
+        remote_learn.check_remote_entries(user, position, entries)
         report = from_json(rename_report(index["report"]))
         str(report)
     with store.leases.acquire(learn_lease(user)):
         # Before what it refers to is looked up, which may be gone.
         with store.database.read_transaction() as db:
-            check_unmoved(db, user, position)
+            remote_learn.check_unmoved(db, user, position)
         with _RESULT.reading(_RESULT.title):
             revisions = _check_result(services, user, content)
         if not entries:
@@ -174,7 +152,7 @@ def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
         # Durable and pinned before the head moves, so that the first reply does not load it.
         store.blobs.put_many((user, data) for data in content.blobs.values())
         with services.model.preloaded(_next_stack(services, user, content, revisions)):
-            append_remote_entries(store, user, position, entries)
+            remote_learn.append_remote_entries(store, user, position, entries)
         for revision in revisions:
             store.delete_checkpoint(user, revision.layer)
     return report
@@ -227,7 +205,7 @@ def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
 def check_bundle(data: bytes) -> Json:
     """Read a bundle in a child of ``sandbox``."""
     with _reading(_BUNDLE, data) as content:
-        check_user(user_of(content, _BUNDLE), _BUNDLE)
+        archive.check_user(archive.user_of(content, _BUNDLE), _BUNDLE)
         _unpack_all(content)
     return {}
 
@@ -237,7 +215,7 @@ def check_result(data: bytes) -> Json:
     with _reading(_RESULT, data) as content:
         index = content.index
         position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_remote_entries(index["user"], position, content.entries)
+        remote_learn.check_remote_entries(index["user"], position, content.entries)
         from_json(rename_report(index["report"]))
         _unpack_all(content)
     return {}
@@ -249,16 +227,16 @@ def _unpack_all(content: ArchiveContent) -> None:
 
 
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
-    check_bytes(check_bundle, data, _BUNDLE.title)
+    archive.check_bytes(check_bundle, data, _BUNDLE.title)
     with _reading(_BUNDLE, data) as content:
         index = content.index
         _check_machine(services, index, "The learn is")
-        export = user_of(content, _BUNDLE)
-        revisions = check_user(export, _BUNDLE)
+        export = archive.user_of(content, _BUNDLE)
+        revisions = archive.check_user(export, _BUNDLE)
         by_digest = [each for each in revisions if each.digest in content.blobs]
         if {each.digest for each in by_digest} != content.blobs.keys():
             raise _BUNDLE.invalid("It has an adapter that no revision names.")
-        check_adapters(by_digest, content.blobs, services.base, _BUNDLE)
+        archive.check_adapters(by_digest, content.blobs, services.base, _BUNDLE)
         started = datetime.fromisoformat(index["at"])
         layer, options = _read_options(index["options"])
     if started > services.clock.now() + _MAX_CLOCK_SKEW:
@@ -308,14 +286,14 @@ def _learn(
 def _pack_result(services: Services, bundle: _Bundle, report: LearnReport) -> bytes:
     position = bundle.position
     with services.store.database.read_transaction() as db:
-        entries = read_entries(db, bundle.user, position.seq)
+        entries = user_export.read_entries(db, bundle.user, position.seq)
     index = {
         "user": bundle.user,
         **asdict(position),
         **bundle.common,
         "report": report.as_json(),
     }
-    return _pack(services, _RESULT, index, entries, contents(entries, "revision"))
+    return _pack(services, _RESULT, index, entries, remote_learn.contents(entries, "revision"))
 
 
 def _pack(
@@ -358,8 +336,8 @@ def _erase_copy(services: Services, user: str) -> None:
 def _check_result(services: Services, user: str, content: ArchiveContent) -> tuple[Revision, ...]:
     """Check that every reader of a home can read a result, and return its new revisions."""
     store, base, entries = services.store, services.base, content.entries
-    judgements = contents(entries, "judgement")
-    new = decode_revisions(user, contents(entries, "revision"), judgements)
+    judgements = remote_learn.contents(entries, "judgement")
+    new = user_export.decode_revisions(user, remote_learn.contents(entries, "revision"), judgements)
     ids = {revision.id for revision in new}
     judged = [
         replace(
@@ -370,13 +348,13 @@ def _check_result(services: Services, user: str, content: ArchiveContent) -> tup
         for row in judgements
         if row["revision"] not in ids
     ]
-    check_revisions((*new, *judged), _RESULT)
-    check_reports(contents(entries, "report"), _RESULT)
+    archive.check_revisions((*new, *judged), _RESULT)
+    archive.check_reports(remote_learn.contents(entries, "report"), _RESULT)
     for revision in new:
         _check_base(revision.base, base.digest, f"{revision.id} was built")
     if {revision.digest for revision in new} != content.blobs.keys():
         raise _RESULT.invalid("Its adapters are not those of its revisions.")
-    check_adapters(new, content.blobs, base, _RESULT)
+    archive.check_adapters(new, content.blobs, base, _RESULT)
     earliest = datetime.fromisoformat(content.index["at"]) - _MAX_CLOCK_SKEW
     latest = services.clock.now() + _MAX_CLOCK_SKEW
     times = (datetime.fromisoformat(entry.content["at"]) for entry in entries)
@@ -393,7 +371,7 @@ def _next_stack(
     stack = catalog.stack(user, services.base.digest)
     digests = {revision.id: revision.digest for revision in new}
     weights = {layer.name: layer.weight for layer in catalog.layers(user)}
-    for move in contents(content.entries, "move"):
+    for move in remote_learn.contents(content.entries, "move"):
         layer, head = move["layer"], move["after"]
         if head is None:
             rest = tuple(entry for entry in stack.entries if entry.layer != layer)

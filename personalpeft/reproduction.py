@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -122,20 +123,18 @@ class ReproductionReport(HasJson, RenamedAttributes, renamed={"rebuilt": "reprod
     def _explain(self) -> list[str]:
         """Return why the digests may differ."""
         if not self.same_inputs:
-            return [
+            why = [
                 "why: the inputs are not all as recorded. The build format, general prompts or the",
                 "  model that embeds may be of another version.",
-                *self._compare(),
             ]
-        if self.differences:
-            return ["why: the inputs are the same, and the environment differs", *self._compare()]
-        return [
-            "why: the inputs and the environment are the same. Please report this: a build should",
-            "  give the same bytes.",
-        ]
-
-    def _compare(self) -> list[str]:
-        return [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
+        elif self.differences:
+            why = ["why: the inputs are the same, and the environment differs"]
+        else:
+            why = [
+                "why: the inputs and the environment are the same. Please report this: a build",
+                "  should give the same bytes.",
+            ]
+        return why + [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +276,10 @@ def _reproduce(
 
 def _compare_with_recorded(services: Services, revision: Revision, blob: bytes) -> Closeness | None:
     """Return how near a reproduced file is to the recorded one, or None where that cannot be read."""
-    try:
+    with suppress(Damaged, AdapterError):
         recorded = unpack(services.store.blobs.read(revision.digest), source=revision.id)
-    except (Damaged, AdapterError):
-        return None
-    return compare_weights(recorded, unpack(blob, source="the reproduced file"))
+        return compare_weights(recorded, unpack(blob, source="the reproduced file"))
+    return None
 
 
 def compare_weights(recorded: Adapter, reproduced: Adapter) -> Closeness | None:

@@ -33,7 +33,7 @@ from personalpeft.formatting import pluralize
 from personalpeft.publishing import PUBLISHED
 from personalpeft.runtime import Runtime
 from personalpeft.settings import Settings, resolve
-from personalpeft.store import erasure_log
+from personalpeft.store import erasure_log, replacement
 from personalpeft.store.backup import COPY_NAME, HOME_ID, is_folder_of, read_home_id
 from personalpeft.store.blobs import DIGEST
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
@@ -49,12 +49,6 @@ from personalpeft.store.locks import Lock
 from personalpeft.store.maintenance import RESTORED, Maintenance
 from personalpeft.store.publications import read_publications
 from personalpeft.store.reencryption import open_alone
-from personalpeft.store.replacement import (
-    finish_replacement,
-    new_folders,
-    replace_home,
-    unfinished_folder,
-)
 from personalpeft.store.store import Store
 from personalpeft.types import DEFAULT_BASE, Progress
 from personalpeft.user import User
@@ -152,7 +146,7 @@ def restore(
     if not (backup / DATABASE).stat().st_size:
         raise _damaged_backup(backup)
     with map_home_errors(home):
-        finish_replacement(home)
+        replacement.finish_replacement(home)
         exists = home.is_dir() and any(home.iterdir())
     if exists and not replace:
         raise InvalidInput(
@@ -173,7 +167,7 @@ def restore(
                 hint="Name a home or a folder of backups.",
             )
     erased_there = [each for folder in others for each in _erased_in(folder, settings)]
-    part, keys = unfinished_folder(home), None
+    part, keys = replacement.unfinished_folder(home), None
     with suppress(HomeError, MissingPackage):  # Of a home that is encrypted, if they can be had.
         keys = load_keys(home, settings.keys)
     if exists:
@@ -182,7 +176,7 @@ def restore(
         # It may have what was forgotten since the backup.
         on_error.callback(shutil.rmtree, part, ignore_errors=True)
         with map_home_errors(home):
-            for left in (part, *new_folders(home).values()):
+            for left in (part, *replacement.new_folders(home).values()):
                 if left.exists():
                     shutil.rmtree(left)
             _copy(backup, part, progress)
@@ -219,7 +213,7 @@ def restore(
             ErasureLog(part).list_folders(folders)
             if exists:
                 _check_unused(home, keys, clock)
-                replaced = replace_home(part, home)
+                replaced = replacement.replace_home(part, home)
                 _bring_backups(replaced, home, folders)
             else:
                 if home.exists():

@@ -40,11 +40,8 @@ class FileCipher:
         self._database = database
         self._keys = keys
         self._entropy = entropy
-
-    @property
-    def database_key(self) -> str | None:
+        self.database_key = keys.database if keys else None
         """The key of the database, in hex."""
-        return self._keys.database if self._keys else None
 
     def with_database(self, database: Database) -> FileCipher:
         """Return a cipher with the same keys that finds data keys in a copy of the database."""
@@ -75,7 +72,7 @@ class FileCipher:
 
     def user_key_ids(self, user: str) -> list[str]:
         """Return the ids of the data keys of a user, hex. More than one while one is replaced."""
-        if self._keys is None:
+        if self._keys is None:  # An earlier version's home may lack the table.
             return []
         found = self._database.fetch_all("select id from data_key where user = ?", user)
         return [row["id"] for row in found]
@@ -131,8 +128,6 @@ class FileCipher:
 
     def recipients(self, stored: bytes) -> list[DataKey]:
         """Return the keys of this home that open a file, given its beginning."""
-        if self._keys is None:
-            return []
         found = [self._find_key(key_id) for key_id, _ in _split(stored)[0]]
         return [key for key in found if key is not None]
 

@@ -39,15 +39,7 @@ from personalpeft.types import (
     Usage,
 )
 
-_ABOUT_A_TURN = frozenset(
-    {
-        SignalKind.RATING,
-        SignalKind.EDIT,
-        SignalKind.PREFERENCE,
-        SignalKind.COMMENT,
-        SignalKind.REWARD,
-    }
-)
+_ABOUT_A_TURN = frozenset(SignalKind) - {SignalKind.FACT, SignalKind.DEMONSTRATION}
 _NEWEST_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
 
 # The first part is worded as in the index turn_looked_up, without which SQLite would read all
@@ -233,14 +225,9 @@ class Ledger:
                 name if _has_column(db, "turn", name) else f"null as {name}"
                 for name in ("conversation", "previous")
             )
-            sql = f"select id, at, {columns} from turn where user = ? order by seq"
+            sql = f"select id as turn, at, {columns} from turn where user = ? order by seq"
             found = fetch_all(db, sql, user)
-        return tuple(
-            ConversationLink(
-                row["id"], rows.parse_time(row["at"]), row["conversation"], row["previous"]
-            )
-            for row in found
-        )
+        return tuple(ConversationLink(**{**row, "at": rows.parse_time(row["at"])}) for row in found)
 
     def add_signal(
         self,

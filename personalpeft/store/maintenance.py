@@ -15,13 +15,8 @@ from pathlib import Path
 from personalpeft.arguments import check_number, check_path
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import Busy, HomeError, InvalidInput
-from personalpeft.store.backup import (
-    Backup,
-    back_up,
-    claim_folder,
-    delete_unfinished,
-    is_folder_of,
-)
+from personalpeft.store import backup
+from personalpeft.store.backup import Backup
 from personalpeft.store.error_mapping import map_home_errors
 from personalpeft.store.locks import Leases
 from personalpeft.store.store import Store
@@ -123,8 +118,8 @@ class Maintenance(
         with leases.acquire("upkeep-backup"):
             # First, so that a killed copy lies in a folder that the home knows.
             with nullcontext() if store.read_only else store.database.write_lock():
-                claim_folder(store, folder)
-            return back_up(store, folder, keep)
+                backup.claim_folder(store, folder)
+            return backup.back_up(store, folder, keep)
 
     def delete_unfinished_backups(self) -> int:
         """Delete what killed backups left in the known folders; return how many there were."""
@@ -132,8 +127,8 @@ class Maintenance(
         with suppress(Busy), self.exclusive("backup"):
             for folder in self._store.erasures.folders():
                 with suppress(OSError, HomeError):  # Its drive may be away.
-                    if is_folder_of(self._home, folder):
-                        count += delete_unfinished(folder)
+                    if backup.is_folder_of(self._home, folder):
+                        count += backup.delete_unfinished(folder)
         return count
 
     def _note_path(self, task: str) -> Path:

@@ -21,13 +21,7 @@ from personalpeft.errors import Damaged
 from personalpeft.store import plugin_data
 from personalpeft.store.blobs import Blobs
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
-from personalpeft.store.database import (
-    OPEN_MARK,
-    Database,
-    create_file,
-    fetch_all,
-    open_connection,
-)
+from personalpeft.store.database import OPEN_MARK, Database, create_file, fetch_all, open_connection
 from personalpeft.store.error_mapping import map_home_errors, sqlite3
 from personalpeft.store.file_cipher import FileCipher
 from personalpeft.store.home_keys import ENCRYPTION, HomeKeys

@@ -13,14 +13,8 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Literal, TypeAlias, get_args
 
+from personalpeft import former_names
 from personalpeft.errors import Damaged, InvalidInput
-from personalpeft.former_names import (
-    MOVE_CAUSES,
-    ROLES,
-    rename_recipe,
-    rename_report,
-    rename_scores,
-)
 from personalpeft.store.database import Row
 from personalpeft.store.types import UserSummary
 from personalpeft.types import (
@@ -202,9 +196,9 @@ def decode_revision(row: Row) -> Revision:
             **values,
             "user": row["user"],
             "below": tuple(StackEntry(*entry) for entry in values["below"]),
-            "recipe": rename_recipe(values["recipe"]),
+            "recipe": former_names.rename_recipe(values["recipe"]),
             "signals": decode_roles(row["signals"]),
-            "scores": rename_scores(from_json(row["scores"])),
+            "scores": former_names.rename_scores(from_json(row["scores"])),
             "verdict": Verdict(row["verdict"]),
             "reason": row["reason"],
             "probation": bool(row["probation"]),
@@ -215,18 +209,18 @@ def decode_revision(row: Row) -> Revision:
 def decode_move(row: Row) -> HeadMove:
     """Return the head move of a row."""
     values = decode("move", row)
-    cause = MOVE_CAUSES.get(values["cause"], values["cause"])
+    cause = former_names.MOVE_CAUSES.get(values["cause"], values["cause"])
     return HeadMove(**{**values, "user": row["user"], "cause": cause})
 
 
 def decode_roles(text: str) -> dict[str, str]:
     """Return the role of each signal, from the JSON of a judgement or of the provenance."""
-    return {signal: ROLES.get(role, role) for signal, role in from_json(text).items()}
+    return {signal: former_names.ROLES.get(role, role) for signal, role in from_json(text).items()}
 
 
 def decode_report(text: str) -> dict[str, Any]:
     """Return a stored report."""
-    return rename_report(from_json(text))
+    return former_names.rename_report(from_json(text))
 
 
 def decode_layer(row: Row, position: int) -> Layer:

@@ -17,17 +17,10 @@ from pydantic import TypeAdapter
 
 from personalpeft.errors import Damaged, InvalidInput, PersonalFileError
 from personalpeft.formatting import to_json
-from personalpeft.store import rows
+from personalpeft.store import hash_chain, rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
 from personalpeft.store.error_mapping import sqlite3
-from personalpeft.store.hash_chain import (
-    GENESIS,
-    NewEntry,
-    append_entries,
-    chain_digest,
-    read_contents,
-    row_digest,
-)
+from personalpeft.store.hash_chain import NewEntry
 from personalpeft.store.id_lookup import resolve_user
 from personalpeft.store.revisions import append_and_apply, first_roles
 from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column, EntryKind
@@ -95,7 +88,7 @@ def read_user(store: Store, user: str) -> UserExport:
 def read_entries(db: sqlite3.Connection, user: str, after: int = 0) -> list[Entry]:
     """Return the entries of a user after the entry of a number, in order. Raises ``Damaged``."""
     contents: dict[int, tuple[str, Row]] = {}
-    for table, row in read_contents(db, user, after):
+    for table, row in hash_chain.read_contents(db, user, after):
         del row["user"]
         contents[row.pop("seq")] = table, row
     sql = "select seq, kind, digest, chain from entry where user = ? and seq > ? order by seq"
@@ -118,7 +111,7 @@ def check_export(export: UserExport) -> tuple[Revision, ...]:
     """
     if not _is_time(export.since):
         raise PersonalFileError("It does not say when its user was created.", hint=_HINT)
-    if check_chain(export.user, export.entries, 0, GENESIS) != export.chain:
+    if check_chain(export.user, export.entries, 0, hash_chain.GENESIS) != export.chain:
         raise PersonalFileError("The last entries are missing.", hint=_HINT)
     try:
         return _decode_all(export)
@@ -136,8 +129,8 @@ def check_chain(user: str, entries: Iterable[Entry], seq: int, chain: str) -> st
             raise PersonalFileError(f"Entry {number} is missing or of unknown kind.", hint=_HINT)
         _check_columns(entry)
         row = {"user": user, "seq": entry.seq, **entry.content}
-        digest = row_digest(entry.table, row)
-        chain = chain_digest(chain, entry.seq, entry.kind, digest)
+        digest = hash_chain.row_digest(entry.table, row)
+        chain = hash_chain.chain_digest(chain, entry.seq, entry.kind, digest)
         if (digest, chain) != (entry.digest, entry.chain):
             raise PersonalFileError(f"Entry {number} does not match its digest.", hint=_HINT)
     return chain
@@ -197,7 +190,7 @@ def _insert_rows(
         {**row, "reason": f"{reason_prefix}: {row['reason']}", "at": at}
         for row in {each["revision"]: each for each in export.contents("judgement")}.values()
     )
-    append_entries(db, user, (NewEntry("judgement", row) for row in judgements))
+    hash_chain.append_entries(db, user, (NewEntry("judgement", row) for row in judgements))
 
 
 def decode_revisions(
