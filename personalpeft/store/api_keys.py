@@ -81,15 +81,12 @@ class ApiKeys(
     def __init__(self, store: Store) -> None:
         self._store = store
         self._home = store.home
+        self.admin_key_file = store.home / ADMIN_KEY_FILE
+        """The path of the first administrator's key; the file may not exist yet."""
         self._mutex = threading.Lock()
         self._states: tuple[_FileState, ...] | None = None
         self._by_digest: dict[str, ApiKey] = {}
         self._session_keys: dict[str, ApiKey] = {}
-
-    @property
-    def admin_key_file(self) -> Path:
-        """The path of the first administrator's key; the file may not exist yet."""
-        return self._home / ADMIN_KEY_FILE
 
     def ensure_admin_key(self) -> bool:
         """Create the file ``token`` unless it exists; return whether it was created.

@@ -129,14 +129,11 @@ def _copy_contents(store: Store, part: Path, previous: Path | None) -> tuple[lis
     """Copy the database and the files, and return the digests of all files and the missing ones."""
     path = part / store.database.path.name
     while True:
-        digests = _copy_database(store.database, path)
+        digests, keys = _copy_database(store.database, path)
         missing = [each for each in digests if not _copy_blob(store.blobs, each, part, previous)]
         # A forget that destroyed a key meanwhile gave the files another, which the copy has not.
-        with (
-            store.database.read_transaction() as now,
-            closing(store.database.open_other(path)) as copy,
-        ):
-            if _read_keys(copy) <= _read_keys(now):
+        with store.database.read_transaction() as db:
+            if keys <= _read_keys(db):
                 return digests, missing
         for each in part.iterdir():
             shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -157,8 +154,8 @@ def delete_unfinished(folder: Path) -> int:
     return len(parts)
 
 
-def _copy_database(database: Database, path: Path) -> list[str]:
-    """Copy the database at one moment, and return the digests that its revisions name."""
+def _copy_database(database: Database, path: Path) -> tuple[list[str], set[str]]:
+    """Copy the database at one moment, and return the digests of its revisions and its data keys."""
     create_file(path)
     with closing(database.open_other(path)) as copy:
         # No other connection has the file, and no empty journal is to stay beside it.
@@ -170,9 +167,9 @@ def _copy_database(database: Database, path: Path) -> list[str]:
         if has_table(copy, "publication"):
             copy.execute("delete from publication")
         sql = "select distinct digest from revision order by digest"
-        digests = [digest for (digest,) in copy.execute(sql)]
+        digests, keys = [digest for (digest,) in copy.execute(sql)], _read_keys(copy)
     _sync(path)
-    return digests
+    return digests, keys
 
 
 def _check_copy(copy: sqlite3.Connection, source: Path) -> None:

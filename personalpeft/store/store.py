@@ -43,7 +43,10 @@ class Store:
         self.database = database
         self.now = now
         self.entropy = entropy
-        self.leases = Leases(home, now=now, read_only=database.read_only)
+        self.read_only = database.read_only
+        """Whether every write raises ``HomeError``."""
+        self.encrypted = keys is not None
+        self.leases = Leases(home, now=now, read_only=self.read_only)
         self.cipher = FileCipher(database, keys, entropy)
         self.blobs = Blobs(home, database, self.cipher)
         self.ledger = Ledger(database, now=now, entropy=entropy)
@@ -51,16 +54,6 @@ class Store:
         self.publications = Publications(database)
         self.exports = Exports(database, now)
         self.erasures = ErasureLog(home)
-
-    @property
-    def read_only(self) -> bool:
-        """Whether every write raises ``HomeError``."""
-        return self.database.read_only
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether the home is encrypted."""
-        return self.cipher.database_key is not None
 
     def check_writable(self) -> None:
         """Raise ``HomeError`` if every write would, before work whose result is to be written."""
