@@ -210,9 +210,10 @@ def create_file(target: Path) -> Iterator[IO[bytes]]:
     On Linux a killed process leaves nothing of it. Elsewhere it leaves a file ``.*.part``. Raises
     ``OSError``.
     """
-    try:
+    handle = -1
+    with suppress(AttributeError, OSError):
         handle = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except (AttributeError, OSError):
+    if handle == -1:
         with _replacing(target, ".new-") as file:
             yield file
         return

@@ -82,12 +82,14 @@ class Lock:
                 except Timeout:
                     raise self._busy_error() from None
                 self._since = self._now().isoformat(timespec="seconds")
+                self._holder_path.touch(mode=0o600)
                 self.set_status("")
             yield
         finally:
             try:
+                # It was deleted if its user is gone. Its name must not come back.
                 if self._file_lock.is_locked:
-                    with map_home_errors(self._home):
+                    with map_home_errors(self._home), suppress(FileNotFoundError):
                         self._write_holder("")
             finally:
                 try:
@@ -114,7 +116,7 @@ class Lock:
     def _write_holder(self, text: str) -> None:
         # The old content is overwritten with the same length. Some file systems flush a file that
         # is truncated and written again. Each write would then be as slow as its commit.
-        file = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
+        file = os.open(self._holder_path, os.O_WRONLY)
         try:
             os.write(file, text.encode(errors="replace").ljust(_HOLDER_BYTES))
         finally:
