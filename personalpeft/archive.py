@@ -121,7 +121,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
     with map_write_errors(target):
         is_taken = target.exists() or target.is_symlink()
     if is_taken:
-        raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
+        raise InvalidInput(f"{target} already exists.", hint="Name a new file in a folder.")
     with map_write_errors(target), file_system.create_file(target) as file:
         yield file
 
