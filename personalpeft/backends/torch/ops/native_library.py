@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 
 from personalpeft import file_system, host
 from personalpeft.backends.processor import KERNELS
@@ -37,6 +38,41 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _log = logging.getLogger(__name__)
 # The C++ type of each dtype.
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+
+
+class _Numbers:
+    """An argument that takes a tensor, or None, and passes the address of its numbers."""
+
+    @staticmethod
+    def from_param(tensor: Tensor | None) -> ctypes.c_void_p:
+        return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+_T, _P, _I, _F = _Numbers, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+# The arguments of the operations. Those with a result return an int32.
+_SIGNATURES: Mapping[str, tuple[Any, ...]] = {
+    "apply_lora": (_T, _T, _I, _T, _T, _P, _I, _P, _I, _I, _I, _I, _T, _I),
+    "write_kv": (_T, _T, _T, _T, _T, _I, _I, _I),
+    "rotate_and_write_kv": (_T, _I, _T, _T, _T, _T, _T, _T, _I, _I, _I, _I),
+    "paged_attention": (_T, _T, _T, _T, _T, _I, _T, _I, _I, _I, _I, _F, _F, _I),
+    "rms_norm": (_T, _T, _T, _I, _I, _F),
+    "rms_norm_backward": (_T, _T, _T, _T, _I, _I, _F),
+    "argmax": (_T, _T, _I, _I),
+    "pack_weights_float16": (_P, _T, _P, _P, _F),
+    "pack_weights_float32": (_P, _T, _P, _P, _F),
+    "unpack_blocks": (_I, _P, _I, _I, _I, _I, _I, _I, _T, _I),
+    "supports_matmul": (),
+    "matmul": (_T, _I, _T, _T, _T, _I, _I, _I, _I),
+    "pack_tiles": (_T, _I, _I, _T, _I, _I),
+    "attention": (_T, _T, _T, _T, _T, _P, _F, _T, _I, _T, _T, _T),
+    "attention_backward": (_T, _T, _T, _T, _T, _P, _F, _T, _I, _T, _T, _T, _T, _I, _T, _T, _T),
+    "silu_and_mul": (_T, _T, _I, _I),
+    "silu_and_mul_backward": (_T, _T, _T, _I, _I),
+    "logsumexp": (_T, _T, _I, _I),
+    "token_logprob_backward": (_T, _T, _T, _T, _T, _I, _I),
+    "kl_div": (_T, _T, _T, _T, _T, _I, _I),
+    "kl_div_backward": (_T, _T, _T, _T, _T, _T, _I, _I),
+}
 
 
 class NoCompiler(OSError):
@@ -66,7 +102,7 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
                 built = _compile(files, options, Path(work))
                 if exposed := _first_world_writable(built.resolve()):
                     raise NoCompiler(_unsafe_folder_message(exposed))
-                return ctypes.CDLL(str(built))
+                return _load(built)
         if library := _load_private(path):
             return library
         # Of processes that start together, one compiles and the others load what it built.
@@ -76,25 +112,22 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
             with tempfile.TemporaryDirectory(dir=path.parent) as work:
                 # In one step, so that no process loads half a file.
                 file_system.replace(_compile(files, options, Path(work)), path)
-            return ctypes.CDLL(str(path))
+            return _load(path)
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
 
 
-def bind_functions(
-    library: ctypes.CDLL, signatures: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """Return functions of a library by name, with the types of their arguments."""
-    functions = {name: library[name] for name in signatures}
-    for name, function in functions.items():
-        function.argtypes, function.restype = signatures[name], None
-    return functions
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        getattr(library, name).argtypes = arguments
+    return library
 
 
 def _load_private(path: Path) -> ctypes.CDLL | None:
     """Load a library, or return None where it is missing, damaged or not private."""
     try:
-        return ctypes.CDLL(str(path)) if _is_private(path) else None
+        return _load(path) if _is_private(path) else None
     except OSError:
         return None  # Damaged, or a library it needs is gone.
 
