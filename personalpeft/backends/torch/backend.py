@@ -17,7 +17,7 @@ from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
+from personalpeft.backends.torch.decode_graphs import DecodeGraphs, Recorder, record_cuda_graph
 from personalpeft.backends.torch.device import (
     NOT_MAPPABLE,
     DeviceChoice,
@@ -181,7 +181,7 @@ def _try_graphs(
 ) -> tuple[DecodeGraphs | None, str]:
     """Return graphs if the device can record steps, and a line for ``doctor``."""
     if record is None and model.where.device.type == "cuda":
-        record = CudaGraph
+        record = record_cuda_graph
     if record is None:
         return None, ""
     graphs = DecodeGraphs(model, bank, kv_cache, record)
