@@ -137,14 +137,8 @@ class LoRABank:
         layers, rank = self._architecture.blocks, stack.rank
         a, b = [], []
         for group in self._groups:
-            # Zeros only if a part stays empty; otherwise all of it is written.
-            filled = all(
-                sum(s.weights.a.shape[1] for s in stack.loras.get(name, ())) == rank
-                for name in group.names
-            )
-            allocate = torch.empty if filled else torch.zeros
             a_out, b_out = (
-                allocate(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
+                torch.zeros(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
                 for shape in (
                     (layers, len(group.names), rank, group.inputs),
                     (layers, rank, group.outputs),
