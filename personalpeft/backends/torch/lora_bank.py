@@ -126,7 +126,8 @@ class LoRABank:
         # Kept twice: reading ranks back from a GPU would wait for the running step.
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=ops.device)
         self._rank_of = [0] * (slots + 1)
-        self._weights = self._allocate(_RANK_MULTIPLE)
+        # The slots of each group. They are other tensors after a larger stack came.
+        self.weights = self._allocate(_RANK_MULTIPLE)
 
     def stage(self, stack: AdapterStack) -> StagedWeights:
         """Convert a stack to the slots' layout in host memory.
@@ -170,7 +171,7 @@ class LoRABank:
             # Without the lock that each step takes: no row points to this slot yet.
             before = self._rank_of[slot]
             with self._copies.after_queued():
-                for weights, a, b in zip(self._weights, staged.a, staged.b, strict=True):
+                for weights, a, b in zip(self.weights, staged.a, staged.b, strict=True):
                     a_slot, b_slot = weights.slot(slot, max(staged.rank, before))
                     _copy(a_slot[:, :, : staged.rank], a)
                     _copy(b_slot[:, : staged.rank], b)
@@ -189,14 +190,7 @@ class LoRABank:
 
     def slot_of(self, key: str | None) -> int:
         """Return the slot of a key, 0 for the bare base. Raises ``KeyError``."""
-        with self._lock:
-            return 0 if key is None else self._slot_of[key]
-
-    @property
-    def weights(self) -> tuple[StackedLoRAWeights, ...]:
-        """The slots of each group. They are other tensors after a larger stack came."""
-        with self._lock:
-            return self._weights
+        return 0 if key is None else self._slot_of[key]
 
     def check_integrity(self) -> None:
         """Raise ``RuntimeError`` unless each slot is free or holds one key. For an idle bank."""
@@ -206,8 +200,7 @@ class LoRABank:
 
     def batched_lora(self, slots: Tensor) -> BatchedLoRA:
         """Return the adapters of a pass whose tokens have these slots (int32 ``[tokens]``)."""
-        with self._lock:
-            return BatchedLoRA(self._ops, LoRAMapping(slots, self._ranks), self._weights)
+        return BatchedLoRA(self._ops, LoRAMapping(slots, self._ranks), self.weights)
 
     def single_adapter_lora(self, key: str | None) -> ActiveLoRA | None:
         """Return a copy of one stack for all tokens; None for the bare base. Raises ``KeyError``."""
@@ -237,25 +230,25 @@ class LoRABank:
 
     def _views(self, key: str) -> list[tuple[Tensor, Tensor]]:
         slot = self._slot_of[key]
-        return [weights.slot(slot, self._rank_of[slot]) for weights in self._weights]
+        return [weights.slot(slot, self._rank_of[slot]) for weights in self.weights]
 
     def _grow_rank(self, rank: int) -> None:
         """Enlarge the slots. A running pass keeps the former ones. They hold the same numbers."""
-        old_rank = self._weights[0].max_rank
+        old_rank = self.weights[0].max_rank
         if rank <= old_rank:
             return
         grown = self._allocate(-(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE)
         with self._lock:
             filled = tuple(self._slot_of.values())
         with self._copies.after_queued():
-            for new, old in zip(grown, self._weights, strict=True):
+            for new, old in zip(grown, self.weights, strict=True):
                 for slot in filled:
                     for target, source in zip(
                         new.slot(slot, old_rank), old.slot(slot, old_rank), strict=True
                     ):
                         _copy(target, source)
         with self._lock:
-            self._weights = grown
+            self.weights = grown
 
     def _allocate(self, max_rank: int) -> tuple[StackedLoRAWeights, ...]:
         """Return empty slots for each group."""

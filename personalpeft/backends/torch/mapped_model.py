@@ -11,6 +11,7 @@ finds row counts for that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +59,9 @@ class Unpacker:
             rows: The rows; both ends are given.
             columns: The columns; both ends are given.
         """
-        out = self._take(rows.stop - rows.start, columns.stop - columns.start)
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        self._buffer = _with_room(self._buffer, math.prod(shape))
+        out = self._buffer[: math.prod(shape)].view(shape)
         first = 0
         for matrix in matrices:
             last = first + matrix.shape[0]
@@ -91,18 +94,8 @@ class Unpacker:
             out.copy_(choice.apply(product, x))
             return
         outputs, inputs = weight.shape
-        size = native.packed_size(inputs, outputs)
-        if size > self._packed.numel():
-            with torch.inference_mode(mode=False):
-                self._packed = torch.empty(size, dtype=torch.int32)
+        self._packed = _with_room(self._packed, native.packed_size(inputs, outputs))
         native(x, native.pack(weight, self._packed), bias, outputs, out)
-
-    def _take(self, rows: int, columns: int) -> Tensor:
-        if rows * columns > self._buffer.numel():
-            # Not in inference mode: autograd rejects its tensors.
-            with torch.inference_mode(mode=False):
-                self._buffer = torch.empty(rows * columns, dtype=self.ops.dtype)
-        return self._buffer[: rows * columns].view(rows, columns)
 
 
 class MappedLinear(FrozenLinear):
@@ -246,12 +239,19 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
             )
 
 
+def _with_room(buffer: Tensor, size: int) -> Tensor:
+    """Return a buffer, or a new one if it has no room for so many numbers."""
+    if size <= buffer.numel():
+        return buffer
+    # Not in inference mode: autograd rejects its tensors.
+    with torch.inference_mode(mode=False):
+        return buffer.new_empty(size)
+
+
 def _on_cpu(part: Any) -> nn.Module:
-    if not any(buffer.is_meta for buffer in part.buffers()):
-        kept: nn.Module = part
-        return kept
-    on_cpu: nn.Module = type(part)(config=part.config)
-    return on_cpu
+    is_computed = not any(buffer.is_meta for buffer in part.buffers())
+    module: nn.Module = part if is_computed else type(part)(config=part.config)
+    return module
 
 
 def _check_complete(module: nn.Module) -> None:

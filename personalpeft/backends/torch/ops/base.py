@@ -139,6 +139,10 @@ class AttentionParams:
     window: int = 0
 
 
+class NoKernels(RuntimeError):
+    """Faster operations cannot be compiled or used. The message is a reason for ``doctor``."""
+
+
 class Ops:
     """The operations for one device and one dtype, which is that of the base.
 

@@ -26,7 +26,7 @@ from personalpeft.base_models.mapped_weights import MappedTensor
 
 
 class CpuOps(Ops):
-    """Raise ``NoCompiler`` if this machine cannot compile or load them."""
+    """Raise ``NoKernels`` if this machine cannot compile or load them."""
 
     batch_invariant = True
 
@@ -49,9 +49,8 @@ class CpuOps(Ops):
         self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, layer: int
     ) -> None:
         size = x.element_size()
-        ends = self._ends.get(weights.ends)
-        if ends is None:
-            ends = self._ends[weights.ends] = torch.tensor(weights.ends, dtype=torch.int32)
+        if weights.ends not in self._ends:
+            self._ends[weights.ends] = torch.tensor(weights.ends, dtype=torch.int32)
         self._library.apply_lora(
             x,
             y,
@@ -65,7 +64,7 @@ class CpuOps(Ops):
             weights.max_rank,
             x.shape[1],
             y.shape[1],
-            ends,
+            self._ends[weights.ends],
             len(weights.ends),
         )
 
