@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from personalpeft.backends.torch.autograd import apply_function
 from personalpeft.backends.torch.lora_layers import FrozenLinear, ProjectionGroup
 
 
-@dataclass(frozen=True, slots=True)
-class FusedLoRAWeights:
+class FusedLoRAWeights(NamedTuple):
     """A and B of one group for all layers.
 
     Attributes:
@@ -80,14 +79,12 @@ class TrainedSegment:
         self._halves, self._scaling, self._groups = halves, scaling, groups
         self.slices: list[_Slice | None] = []
         for group, frozen in zip(groups, below, strict=True):
-            own = self._fuse(group, dtype)
-            parts = [part for part in (frozen, own) if part is not None]
+            parts = [part for part in (frozen, self._fuse(group, dtype)) if part is not None]
             if not parts:
                 self.slices.append(None)
                 continue
-            a = torch.cat([part.a for part in parts], dim=1)
-            b = torch.cat([part.b for part in parts], dim=1)
-            first = a.shape[1] - (0 if own is None else own.a.shape[1])
+            a, b = (torch.cat(halves, dim=1) for halves in zip(*parts, strict=True))
+            first = 0 if frozen is None else frozen.a.shape[1]
             a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
             self.slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
 
@@ -180,13 +177,9 @@ class _LoRAProductFunction(torch.autograd.Function):
                     _rows(input_grad.view(-1, input_grad.shape[-1]), begin, end).addmm_(
                         shrunk_grad, part.a[layer]
                     )
-                if part.trained_from:
-                    shrunk_grad, shrunk_rows = (
-                        shrunk_grad[:, part.trained_from :],
-                        shrunk_rows[:, part.trained_from :],
-                    )
-                torch.mm(shrunk_grad.t(), inputs, out=part.a_grad[layer])
-                torch.mm(shrunk_rows.t(), out_grad, out=part.b_grad[layer])
+                trained = slice(part.trained_from, None)
+                torch.mm(shrunk_grad[:, trained].t(), inputs, out=part.a_grad[layer])
+                torch.mm(shrunk_rows[:, trained].t(), out_grad, out=part.b_grad[layer])
         return input_grad, None, None, None, None
 
 

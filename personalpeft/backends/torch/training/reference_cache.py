@@ -57,9 +57,7 @@ class ReferenceCache:
         self._model = model
         self._file = cache / "generic" / name if cache else None
         # The model's lock guards all of these.
-        self._outputs: WeakValueDictionary[tuple[str | None, Continuation], TorchOutputs] = (
-            WeakValueDictionary()
-        )
+        self._outputs = WeakValueDictionary[tuple[str | None, Continuation], TorchOutputs]()
         self._general: dict[str, Tensor] | None = None
 
     def read(
@@ -130,9 +128,6 @@ class ReferenceCache:
             if data is not None:
                 return safetensors.torch.load(data)
         except (OSError, SafetensorError) as error:
-            _log.info(
-                "Reference outputs cannot be read from %s (%s) and are computed again.",
-                self._file,
-                type(error).__name__,
-            )
+            reason = type(error).__name__
+            _log.info("Reference outputs cannot be read from %s: %s.", self._file, reason)
         return {}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -299,17 +299,13 @@ def _run_pass(
     """
     model = parts[0].session.model
     packed = pack(*(part.continuations for part in parts))
-    begins = (0, *packed.ends[:-1])
-    segments = [
-        part.session.segment(begin, end)
-        for part, begin, end in zip(parts, begins, packed.ends, strict=True)
-    ]
+    segments = [part.session.segment(*span) for part, span in zip(parts, packed.spans, strict=True)]
     with (
         model.exclusive(TrainedSegments(segments, model.where.device)),
         torch.set_grad_enabled(backward),
     ):
-        items = chain.from_iterable(part.continuations for part in parts)
-        outputs = iter(read_outputs(model, list(items), packed))
+        items = [item for part in parts for item in part.continuations]
+        outputs = iter(read_outputs(model, items, packed))
         read = [{item: next(outputs) for item in part.continuations} for part in parts]
         losses = []
         for part, own in zip(parts, read, strict=True):
@@ -321,21 +317,18 @@ def _run_pass(
             for part, segment in zip(parts, segments, strict=True):
                 model.let_step_go_first()
                 part.session.add_gradients(segment.gradients())
-        return [
-            (
-                float(total.detach()),
-                [
-                    ForwardResult(
-                        loss,
-                        tuple(_array(own[item].token_logp) for item in term.continuations)
-                        if logprobs
-                        else (),
-                    )
-                    for term, loss in zip(part.terms, each.tolist(), strict=True)
-                ],
-            )
-            for part, own, each, total in zip(parts, read, losses, totals, strict=True)
-        ]
+        results = []
+        for part, own, each, total in zip(parts, read, losses, totals, strict=True):
+            found = [
+                [_array(own[item].token_logp) for item in term.continuations if logprobs]
+                for term in part.terms
+            ]
+            own_results = [
+                ForwardResult(loss, tuple(arrays))
+                for loss, arrays in zip(each.tolist(), found, strict=True)
+            ]
+            results.append((float(total.detach()), own_results))
+        return results
 
 
 def _initial_halves(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
