@@ -85,7 +85,7 @@ class TorchBackend(BatchBackend, TrainingPasses):
         super().__init__(base)
         self.rows = rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
-        self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
+        self.logprob_tolerance = _TOLERANCE[where.dtype]
         # What float32 holds is the file's own numbers, so that nothing is trained on rounded ones.
         full = where.dtype is torch.float32
         unpacked = partial(unpacked_folder, base, full=full, progress=progress)

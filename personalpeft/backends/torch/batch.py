@@ -126,8 +126,9 @@ class Batch(SequenceBatch[_PagedSequence]):
         reading = self._choose_prompts(beside_decoding=bool(decoding))
         if not decoding and not reading:
             return ()
-        sampled = decoding + [row for row, count in reading if count == row.pending]
-        logits = self._forward(decoding, reading)
+        parts = [*((row, 1) for row in decoding), *reading]
+        sampled = [row for row, count in parts if count == row.pending]
+        logits = self._forward(parts, len(decoding))
         wanted = {
             index: row.sequence.request.top_logprobs
             for index, row in enumerate(sampled)
@@ -135,9 +136,7 @@ class Batch(SequenceBatch[_PagedSequence]):
         }
         samplers = [row.sequence.sampler for row in sampled]
         picks, known = sample_tokens(logits, samplers, wanted, self._model.ops)
-        for row in decoding:
-            self._advance(row, 1)
-        for row, count in reading:
+        for row, count in parts:
             self._advance(row, count)
         chunks = []
         for index, (row, token) in enumerate(zip(sampled, picks, strict=True)):
@@ -211,13 +210,17 @@ class Batch(SequenceBatch[_PagedSequence]):
         return True
 
     def _forward(
-        self, decoding: Sequence[_PagedSequence], reading: Sequence[tuple[_PagedSequence, int]]
+        self, parts: Sequence[tuple[_PagedSequence, int]], num_decoding: int
     ) -> torch.Tensor:
         """Run the model once for all rows, each on the slot that ``admit`` gave it.
 
-        Return the logits after each decoded token, then after the last token of each prompt.
+        Args:
+            parts: The rows, and how many tokens of each to read.
+            num_decoding: How many of the first rows are being decoded.
+
+        Returns:
+            The logits after each decoded token, then after the last token of each prompt.
         """
-        parts = [*((row, 1) for row in decoding), *reading]
         rows = [row for row, _ in parts]
         tokens = [row.tokens[row.num_read : row.num_read + count] for row, count in parts]
         counts = np.array([count for _, count in parts])
@@ -233,20 +236,20 @@ class Batch(SequenceBatch[_PagedSequence]):
             positions,
             blocks * KV_BLOCK_SIZE + positions % KV_BLOCK_SIZE,
             slots[row_of],
-            np.array([row.num_read + 1 for row in decoding], np.int32),
-            _block_table(decoding),
+            (first[:num_decoding] + 1).astype(np.int32),
+            _block_table(rows[:num_decoding]),
         )
-        if self._graphs is not None and not reading:
+        if self._graphs is not None and num_decoding == len(rows):
             return self._graphs.step(inputs)
         is_whole = np.array([count == row.pending for row, count in parts])
         read_ids, input_ids, position_ids, written, slot_ids, lengths, table, *tables = to_device(
-            [ends[is_whole] - 1, *inputs, *(row.table for row, _ in reading)],
+            [ends[is_whole] - 1, *inputs, *(row.table for row in rows[num_decoding:])],
             self._model.where.device,
         )
         chunks = [
             PrefillChunk(end - count, end, row.num_read + count, blocks)
             for (row, count), end, blocks in zip(
-                reading, ends[len(decoding) :].tolist(), tables, strict=True
+                parts[num_decoding:], ends[num_decoding:].tolist(), tables, strict=True
             )
         ]
         metadata = AttentionMetadata(written, table, lengths)

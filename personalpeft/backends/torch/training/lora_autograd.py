@@ -192,6 +192,5 @@ def _fixed_order(x: Tensor) -> AbstractContextManager[None]:
 
     In float32 the library divides them by it. They take little of a pass, so one thread suffices.
     """
-    return (
-        limit_threads(1) if x.dtype == torch.float32 and x.device.type == "cpu" else nullcontext()
-    )
+    is_divided = x.dtype == torch.float32 and x.device.type == "cpu"
+    return limit_threads(1) if is_divided else nullcontext()
