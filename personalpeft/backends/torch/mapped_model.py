@@ -169,10 +169,9 @@ def fuse_mapped_linears(
     members: Sequence[tuple[str, nn.Linear]], weights: MappedWeights, unpacker: Unpacker
 ) -> MappedLinear:
     """Return one layer for the layers at these paths. Only their shapes are read."""
-    matrices = [weights.matrix(f"{path}.weight") for path, _ in members]
-    for matrix, (path, member) in zip(matrices, members, strict=True):
-        if matrix.shape != (member.out_features, member.in_features):
-            raise ValueError(f"the file's {path} has the shape {matrix.shape}")
+    matrices = [
+        _matrix(weights, path, member.out_features, member.in_features) for path, member in members
+    ]
     biases = [
         torch.tensor(weights.vector(f"{path}.bias"), dtype=unpacker.ops.dtype)
         for path, member in members
@@ -197,12 +196,7 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
     with torch.inference_mode(mode=False), torch.no_grad():
         for path, part in list(module.named_modules()):
             if isinstance(part, nn.Embedding):
-                matrix = weights.matrix(f"{path}.weight")
-                if matrix.shape != (part.num_embeddings, part.embedding_dim):
-                    raise WeightsError(
-                        f"The embeddings have the shape {matrix.shape} in the base's file.",
-                        hint="The file and config.json must be of one model.",
-                    )
+                matrix = _matrix(weights, path, part.num_embeddings, part.embedding_dim)
                 scale = getattr(part, "scalar_embed_scale", None)
                 scaled = None if scale is None else torch.tensor(scale, dtype=unpacker.ops.dtype)
                 _replace(module, path, MappedEmbedding(matrix, scaled, unpacker.ops))
@@ -237,6 +231,16 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
                 f"The compiled kernel unpacks {matrix.format.name} wrongly on this processor.",
                 hint="Set PERSONALPEFT_KERNELS=plain.",
             )
+
+
+def _matrix(weights: MappedWeights, path: str, rows: int, columns: int) -> MappedTensor:
+    matrix = weights.matrix(f"{path}.weight")
+    if matrix.shape != (rows, columns):
+        raise WeightsError(
+            f"{path} must have the shape {(rows, columns)}, got {matrix.shape} in the base's file.",
+            hint="The file and config.json must be of one model.",
+        )
+    return matrix
 
 
 def _with_room(buffer: Tensor, size: int) -> Tensor:
