@@ -52,6 +52,7 @@ class StagedWeights:
         return sum(t.nbytes for t in (*self.a, *self.b))
 
 
+@dataclass(frozen=True, slots=True)
 class SingleAdapterLoRA:
     """One adapter for all tokens of a pass without a gradient; see ``ActiveLoRA``.
 
@@ -59,35 +60,28 @@ class SingleAdapterLoRA:
     ``[rank, outputs]``.
     """
 
-    def __init__(
-        self, a: Sequence[Sequence[Tensor]], b: Sequence[Sequence[Sequence[Tensor]]]
-    ) -> None:
-        self._a, self._b = a, b
+    a: Sequence[Sequence[Tensor]]
+    b: Sequence[Sequence[Sequence[Tensor]]]
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
-        sections = [section[layer] for section in self._b[group]]
-        shrunk = linear(x, self._a[group][layer]).chunk(len(sections), dim=-1)
+        sections = [section[layer] for section in self.b[group]]
+        shrunk = linear(x, self.a[group][layer]).chunk(len(sections), dim=-1)
         deltas = [part @ section for part, section in zip(shrunk, sections, strict=True)]
         return frozen.multiply(x) + (deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=-1))
 
 
+@dataclass(frozen=True, slots=True)
 class BatchedLoRA:
     """One slot for each token of a pass without a gradient; see ``ActiveLoRA``."""
 
-    def __init__(
-        self, ops: Ops, mapping: LoRAMapping, weights: Sequence[StackedLoRAWeights]
-    ) -> None:
-        self._ops, self._mapping, self._weights = ops, mapping, weights
+    ops: Ops
+    mapping: LoRAMapping
+    weights: Sequence[StackedLoRAWeights]
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
         y = frozen.multiply(x)
-        self._ops.apply_lora(
-            x.view(-1, x.shape[-1]),
-            y.view(-1, y.shape[-1]),
-            self._mapping,
-            self._weights[group],
-            layer,
-        )
+        rows, outputs = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        self.ops.apply_lora(rows, outputs, self.mapping, self.weights[group], layer)
         return y
 
 

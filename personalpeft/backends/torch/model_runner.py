@@ -70,7 +70,6 @@ class ModelRunner:
     ) -> None:
         self.base = base
         self.where = where
-        mapped = weights if isinstance(weights, MappedWeights) else None
         on_cpu = where.device.type == "cpu"
         threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
         self._chooser = ProductChooser(thread_counts(threads), cache, where.device, ops.matmul)
@@ -80,10 +79,13 @@ class ModelRunner:
         self._context = LoRAContext()
         # The products of each group in each layer, and that of the head.
         self._products: list[FrozenLinear]
-        if mapped is None:
-            self._load(weights)
+        if isinstance(weights, MappedWeights):
+            self._build(weights)
+            kept, self._head_rows = MAPPED_ACTIVATIONS, _MAPPED_HEAD_ROWS
         else:
-            self._build(mapped)
+            self._load(weights)
+            kept, self._head_rows = LOADED_ACTIVATIONS, _LOADED_HEAD_ROWS
+        self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
         self._config = self.module.config.get_text_config()
         self._fused_attention = install_fused_modules(self.module, ops)
         self._rotary_tables = [
@@ -99,9 +101,6 @@ class ModelRunner:
         self._checkpoints = BlockCheckpoints(blocks)
         self._sessions = 0
         self._window, self._all_slide = _sliding_window(self._config)
-        kept = LOADED_ACTIVATIONS if mapped is None else MAPPED_ACTIVATIONS
-        self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
-        self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
 
     def _load(self, folder: Path) -> None:
         """Load all weights of a folder into memory."""

@@ -217,7 +217,7 @@ def _check_training_attention(
     q, k, v = (torch.randn(6, n * 16, dtype=dtype) for n in (4, 2, 2))
     no_rotation = torch.ones(6, 16, dtype=dtype), torch.zeros(6, 16, dtype=dtype)
     segment = Segments(torch.tensor([[0, 6, 0, 0, 0]]), torch.empty(0, dtype=torch.int64), 6)
-    inputs = AttentionInputs(q, k, v, *no_rotation, segment, Heads(4, 2, 16, 0.25, 0))
+    inputs = AttentionInputs((q, k, v), *no_rotation, segment, Heads(4, 2, 16, 0.25, 0))
     out, lse = ops.attention(inputs)
     # [kv_heads, heads of each, tokens, dim]
     q32, k32, v32 = (t.float().view(6, 2, -1, 16).permute(1, 2, 0, 3) for t in (q, k, v))

@@ -50,18 +50,15 @@ class AttentionInputs:
     """What attention over a packed sequence is computed from.
 
     Attributes:
-        q: ``[T, heads * dim]`` before the rotary embedding; only rows must be contiguous.
-        k: ``[T, kv_heads * dim]``, like ``q``.
-        v: ``[T, kv_heads * dim]``.
+        qkv: Queries ``[T, heads * dim]``, and keys and values ``[T, kv_heads * dim]``, before the
+            rotary embedding; only rows must be contiguous.
         cos: ``[T, dim]``.
         sin: ``[T, dim]``.
         segments: The paths.
         heads: The shape of attention.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    qkv: tuple[Tensor, Tensor, Tensor]
     cos: Tensor
     sin: Tensor
     segments: Segments
@@ -69,11 +66,11 @@ class AttentionInputs:
 
     def packed(self) -> tuple[Any, ...]:
         """Return the inputs as arguments of the C++ operations."""
-        heads, segments, qkv = self.heads, self.segments, (self.q, self.k, self.v)
-        sizes = (len(self.q), heads.heads, heads.kv_heads, heads.dim)
-        numbers = (*sizes, *(tensor.stride(0) for tensor in qkv), heads.window)
+        heads, segments = self.heads, self.segments
+        sizes = (len(self.qkv[0]), heads.heads, heads.kv_heads, heads.dim)
+        numbers = (*sizes, *(tensor.stride(0) for tensor in self.qkv), heads.window)
         return (
-            *qkv,
+            *self.qkv,
             self.cos,
             self.sin,
             (ctypes.c_int64 * len(numbers))(*numbers),
@@ -95,7 +92,7 @@ class TrainingOps:
 
         The first is ``[T, heads * dim]``, the second float32 ``[T, heads]``.
         """
-        q, heads = inputs.q, inputs.heads
+        q, heads = inputs.qkv[0], inputs.heads
         out = q.new_empty((len(q), heads.heads * heads.dim))
         lse = torch.empty((len(q), heads.heads), dtype=torch.float32)
         self._library.attention(*inputs.packed(), out, lse)

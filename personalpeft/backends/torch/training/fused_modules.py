@@ -248,7 +248,7 @@ class _AttentionFunction(torch.autograd.Function):
     def forward(
         ctx: Any, ops: TrainingOps, shared: tuple[Tensor, Tensor, Segments, Heads], *qkv: Tensor
     ) -> Tensor:
-        out, lse = ops.attention(AttentionInputs(*_split_heads(qkv, shared[-1]), *shared))
+        out, lse = ops.attention(AttentionInputs(_split_heads(qkv, shared[-1]), *shared))
         ctx.save_for_backward(lse, *qkv)
         ctx.args = ops, shared
         return out
@@ -260,7 +260,7 @@ class _AttentionFunction(torch.autograd.Function):
         # With the inputs' strides: the kernel uses the same for both.
         qkv_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in qkv]
         ops.attention_backward(
-            AttentionInputs(*_split_heads(qkv, shared[-1]), *shared),
+            AttentionInputs(_split_heads(qkv, shared[-1]), *shared),
             grads[0].contiguous(),
             lse,
             _split_heads(qkv_grads, shared[-1]),
