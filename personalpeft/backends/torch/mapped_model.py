@@ -116,14 +116,9 @@ class MappedLinear(FrozenLinear):
         self._inputs = matrices[0].shape[1]
         self._outputs = sum(matrix.shape[0] for matrix in matrices)
         # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
-        self._output_parts = [
-            (part, self._choose(self._inputs, part.stop - part.start, ProductKind.PLAIN))
-            for part in _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
-        ]
-        self._input_parts = [
-            (part, self._choose(self._outputs, part.stop - part.start, ProductKind.TRANSPOSED))
-            for part in _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
-        ]
+        plain, transposed = ProductKind.PLAIN, ProductKind.TRANSPOSED
+        self._output_parts = self._choose(self._inputs, self._outputs, plain, _ROW_STEP)
+        self._input_parts = self._choose(self._outputs, self._inputs, transposed, _COLUMN_STEP)
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = _filled(x.reshape(-1, self._inputs))
@@ -142,10 +137,16 @@ class MappedLinear(FrozenLinear):
             self._unpacker.multiply(choice, rows, weight.t(), None, inputs[:, part])
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
-    def _choose(self, inputs: int, outputs: int, kind: ProductKind) -> ProductChoice:
-        bias = self.bias is not None and kind is ProductKind.PLAIN
-        shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
-        return self._unpacker.chooser.choose(shape)
+    def _choose(
+        self, inputs: int, outputs: int, kind: ProductKind, step: int
+    ) -> list[tuple[slice, ProductChoice]]:
+        """Return the parts of the outputs, and how to compute each."""
+        bias, dtype = self.bias is not None and kind is ProductKind.PLAIN, self._unpacker.ops.dtype
+        choose = self._unpacker.chooser.choose
+        return [
+            (part, choose(ProductShape(inputs, part.stop - part.start, dtype, bias, kind)))
+            for part in _parts(outputs, _PART // inputs, step)
+        ]
 
 
 class MappedEmbedding(nn.Module):

@@ -278,18 +278,13 @@ class ModelRunner:
         Returns:
             Logits ``[reads, vocabulary]``.
         """
-        kwargs: dict[str, Any] = {
-            "input_ids": tokens[None],
-            "position_ids": positions[None],
-            "use_cache": False,
-            "batch": batch,
-        }
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "batch": batch}
         with torch.inference_mode(), self._lock.for_step(), self._activated(active):
             self._reserve_positions(length)
             if not len(reads):
-                self.module.base_model(**kwargs)
+                self.module.base_model(**inputs, use_cache=False)
                 return torch.empty((0, 0), device=self.where.device)
-            output = self.module(**kwargs, logits_to_keep=reads)
+            output = self.module(**inputs, use_cache=False, logits_to_keep=reads)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -53,8 +53,7 @@ class TrainedSegment:
     """Tokens of a pass that go through one session's A and B, and through frozen ones below.
 
     Args:
-        begin: The first token.
-        end: The token after the last one.
+        tokens: Which ones.
         halves: ``<projection>.A`` ``[layers, rank, inputs]`` and ``.B`` ``[layers, outputs, rank]``.
         scaling: Factor of B (alpha / rank).
         groups: The model's groups of projections.
@@ -67,15 +66,14 @@ class TrainedSegment:
 
     def __init__(
         self,
-        begin: int,
-        end: int,
+        tokens: slice,
         halves: Mapping[str, Tensor],
         scaling: float,
         groups: Sequence[ProjectionGroup],
         below: Sequence[FusedLoRAWeights | None],
         dtype: torch.dtype,
     ) -> None:
-        self.begin, self.end = begin, end
+        self.tokens = tokens
         self._halves, self._scaling, self._groups = halves, scaling, groups
         self.slices: list[_Slice | None] = []
         for group, frozen in zip(groups, below, strict=True):
@@ -133,9 +131,7 @@ class TrainedSegments:
         self._flow = torch.zeros((), device=device, requires_grad=True)
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
-        slices = [
-            (s.begin, s.end, part) for s in self._segments if (part := s.slices[group]) is not None
-        ]
+        slices = [(s.tokens, part) for s in self._segments if (part := s.slices[group]) is not None]
         y: Tensor = apply_function(_LoRAProductFunction, x, self._flow, frozen, slices, layer)
         return y
 
@@ -147,16 +143,16 @@ class _LoRAProductFunction(torch.autograd.Function):
         x: Tensor,
         flow: Tensor,
         frozen: FrozenLinear,
-        slices: list[tuple[int, int, _Slice]],
+        slices: list[tuple[slice, _Slice]],
         layer: int,
     ) -> Tensor:
         y = frozen.multiply(x)
         x_rows, out = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         shrunk = []
-        for begin, end, part in slices:
+        for tokens, part in slices:
             with _fixed_order(x_rows):
-                shrunk.append(_rows(x_rows, begin, end) @ part.a[layer].t())
-                _rows(out, begin, end).addmm_(shrunk[-1], part.b[layer])
+                shrunk.append(x_rows[tokens] @ part.a[layer].t())
+                out[tokens].addmm_(shrunk[-1], part.b[layer])
         ctx.save_for_backward(x_rows, *shrunk)
         ctx.args = frozen, slices, layer
         return y
@@ -169,22 +165,17 @@ class _LoRAProductFunction(torch.autograd.Function):
         grad_rows = grad.view(-1, grad.shape[-1])
         # The first layer's inputs are embeddings and need no gradient.
         input_grad = frozen.multiply_transposed(grad) if ctx.needs_input_grad[0] else None
-        for (begin, end, part), shrunk_rows in zip(slices, shrunk, strict=True):
-            out_grad, inputs = _rows(grad_rows, begin, end), _rows(x_rows, begin, end)
+        for (tokens, part), shrunk_rows in zip(slices, shrunk, strict=True):
+            out_grad, inputs = grad_rows[tokens], x_rows[tokens]
             with _fixed_order(x_rows):
                 shrunk_grad = out_grad @ part.b[layer].t()
                 if input_grad is not None:
-                    _rows(input_grad.view(-1, input_grad.shape[-1]), begin, end).addmm_(
-                        shrunk_grad, part.a[layer]
-                    )
+                    input_rows = input_grad.view(-1, input_grad.shape[-1])
+                    input_rows[tokens].addmm_(shrunk_grad, part.a[layer])
                 trained = slice(part.trained_from, None)
                 torch.mm(shrunk_grad[:, trained].t(), inputs, out=part.a_grad[layer])
                 torch.mm(shrunk_rows[:, trained].t(), out_grad, out=part.b_grad[layer])
         return input_grad, None, None, None, None
-
-
-def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
-    return tensor if end - begin == len(tensor) else tensor[begin:end]
 
 
 def _fixed_order(x: Tensor) -> AbstractContextManager[None]:

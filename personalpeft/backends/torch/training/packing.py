@@ -32,14 +32,14 @@ class PackedSequence:
         positions: ``[n]``.
         segments: Runs of nodes, each the child of the one before. Each node is in one of them.
         reads: For each continuation the nodes whose outputs predict its completion tokens.
-        spans: Where each group begins and ends.
+        groups: The tokens of each group.
     """
 
     tokens: Tensor
     positions: Tensor
     segments: Segments
     reads: tuple[Tensor, ...]
-    spans: tuple[tuple[int, int], ...]
+    groups: tuple[slice, ...]
 
     @property
     def visible(self) -> Tensor:
@@ -88,7 +88,7 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
             tokens += [group[0].prompt[0]] * missing
             positions += range(missing)
             total += missing
-        spans.append((first, len(tokens)))
+        spans.append(slice(first, len(tokens)))
     segments = Segments(
         torch.tensor(table, dtype=torch.int64), torch.tensor(ancestors, dtype=torch.int64), total
     )

@@ -97,11 +97,10 @@ class TorchSession:
         (loss,) = _step([_SessionTerms(self, terms)], [learning_rate])
         return loss
 
-    def segment(self, begin: int, end: int) -> TrainedSegment:
+    def segment(self, tokens: slice) -> TrainedSegment:
         """Return the current weights, over those below, for these tokens of a pass."""
         return TrainedSegment(
-            begin,
-            end,
+            tokens,
             self._halves,
             self._spec.scaling,
             self._groups,
@@ -299,7 +298,7 @@ def _run_pass(
     """
     model = parts[0].session.model
     packed = pack(*(part.continuations for part in parts))
-    segments = [part.session.segment(*span) for part, span in zip(parts, packed.spans, strict=True)]
+    segments = [part.session.segment(each) for part, each in zip(parts, packed.groups, strict=True)]
     with (
         model.exclusive(TrainedSegments(segments, model.where.device)),
         torch.set_grad_enabled(backward),
