@@ -132,13 +132,8 @@ class LoRABank:
         layers, rank = self._architecture.blocks, stack.rank
         a, b = [], []
         for group in self._groups:
-            a_out, b_out = (
-                torch.zeros(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
-                for shape in (
-                    (layers, len(group.names), rank, group.inputs),
-                    (layers, rank, group.outputs),
-                )
-            )
+            a_out = self._host_zeros(layers, len(group.names), rank, group.inputs)
+            b_out = self._host_zeros(layers, rank, group.outputs)
             for section, (name, (begin, end)) in enumerate(
                 zip(group.names, group.sections, strict=True)
             ):
@@ -155,6 +150,12 @@ class LoRABank:
             a.append(a_out)
             b.append(b_out)
         return StagedWeights(rank, tuple(a), tuple(b))
+
+    def _host_zeros(self, *shape: int) -> Tensor:
+        zeros = torch.empty(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
+        # Not torch's zeros: they would start a second thread team beside the decoding one.
+        zeros.view(torch.uint8).numpy()[...] = 0
+        return zeros
 
     def fill_slot(self, key: str, staged: StagedWeights) -> None:
         """Copy a stack to a free slot."""
