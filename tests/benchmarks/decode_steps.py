@@ -29,7 +29,7 @@ from personalpeft.backends.base import Continuation, SessionSpec, TrainingBacken
 from personalpeft.backends.sampler import Sampler
 from personalpeft.backends.sequence import Request, SequenceState
 from personalpeft.backends.torch.backend import TorchBackend
-from personalpeft.backends.torch.decode_graphs import Recording, Step
+from personalpeft.backends.torch.decode_graphs import Step
 from personalpeft.base_models.registry import all_cards
 from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.formatting import to_json
@@ -42,7 +42,7 @@ EDITS, GENERAL, TRAINING_STEPS = 6, 2, 8
 DRAWS = 15
 
 
-def no_graphs(step: Step) -> Recording:
+def no_graphs(step: Step) -> Step:
     raise RuntimeError("left out for this benchmark")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -70,27 +71,12 @@ class BlockCheckpoints:
                 return forward(hidden, *args, **kwargs)
             # The first block's input needs no gradient, but its adapters do.
             flow = torch.zeros((), requires_grad=True)
-            result: Tensor = apply_function(
-                _Checkpoint, lambda hidden: forward(hidden, *args, **kwargs), hidden, flow
-            )
+
+            def compute(hidden: Tensor, flow: Tensor) -> Tensor:
+                return forward(hidden, *args, **kwargs)
+
+            # Not torch's ``checkpoint``: its first use in a process imports torch's compiler.
+            result: Tensor = apply_function(CheckpointFunction, compute, False, hidden, flow)
             return result
 
         return run
-
-
-class _Checkpoint(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[Tensor], Tensor], hidden: Tensor, flow: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden)
-        ctx.run = run
-        with torch.no_grad():
-            return run(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (saved,) = ctx.saved_tensors
-        with torch.enable_grad():
-            hidden = saved.detach().requires_grad_(ctx.needs_input_grad[1])
-            output = ctx.run(hidden)
-        torch.autograd.backward(output, grads[0])
-        return None, hidden.grad, None

@@ -17,7 +17,7 @@ from personalpeft.backends.batch_backend import BatchBackend
 from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.sampler import top_logprobs
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.decode_graphs import CudaGraph, DecodeGraphs, Recorder
+from personalpeft.backends.torch.decode_graphs import DecodeGraphs, Recorder, record_cuda_graph
 from personalpeft.backends.torch.device import (
     NOT_MAPPABLE,
     DeviceChoice,
@@ -85,7 +85,7 @@ class TorchBackend(BatchBackend, TrainingPasses):
         super().__init__(base)
         self.rows = rows
         ops, reason = choose_ops(where.device, where.dtype, cache)
-        self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
+        self.logprob_tolerance = _TOLERANCE[where.dtype]
         # What float32 holds is the file's own numbers, so that nothing is trained on rounded ones.
         full = where.dtype is torch.float32
         unpacked = partial(unpacked_folder, base, full=full, progress=progress)
@@ -102,16 +102,22 @@ class TorchBackend(BatchBackend, TrainingPasses):
         self.batch_invariant = ops.batch_invariant and self._model.batch_invariant
         self.maps_weights = kept.mapped is not None
         computed = ", ".join(filter(None, (where.reason, reason, kept.description)))
-        vocabulary = self._model.vocabulary_size
-        self._score_reads = max(1, _SCORE_BYTES // (vocabulary * where.dtype.itemsize))
+        logits_bytes = self._model.vocabulary_size * where.dtype.itemsize
+        self._score_reads = max(1, _SCORE_BYTES // logits_bytes)
         self._references = ReferenceCache(self._model, f"{where.dtype}, {computed}", cache)
         self.slots = slots or default_slots(base.architecture, where, rows)
         self._bank = LoRABank(base.architecture, self.slots, ops)
         num_blocks = default_num_blocks(self._model, self.rows)
         kv_cache = PagedKVCache(self._model.module.config, num_blocks, ops)
         self.max_length = min(num_blocks * KV_BLOCK_SIZE, base.card.context)
-        graphs, recorded = _try_graphs(self._model, self._bank, kv_cache, record)
-        self.description = ", ".join(filter(None, (computed, recorded)))
+        graphs = None
+        self.description = computed
+        if record is None and where.device.type == "cuda":
+            record = record_cuda_graph
+        if record is not None:
+            graphs = DecodeGraphs(self._model, self._bank, kv_cache, record)
+            graphs.try_recording()
+            self.description = f"{computed}, {graphs.description}"
         self._batch = Batch(
             self._model,
             self._tokenizer,
@@ -119,7 +125,7 @@ class TorchBackend(BatchBackend, TrainingPasses):
             kv_cache,
             rows=rows,
             max_length=self.max_length,
-            graphs=graphs,
+            graphs=None if graphs is None or graphs.failure else graphs,
         )
         release_threads()  # The threads that loaded the model.
 
@@ -174,19 +180,6 @@ class TorchBackend(BatchBackend, TrainingPasses):
     def close(self) -> None:
         """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
-
-
-def _try_graphs(
-    model: ModelRunner, bank: LoRABank, kv_cache: PagedKVCache, record: Recorder | None
-) -> tuple[DecodeGraphs | None, str]:
-    """Return graphs if the device can record steps, and a line for ``doctor``."""
-    if record is None and model.where.device.type == "cuda":
-        record = CudaGraph
-    if record is None:
-        return None, ""
-    graphs = DecodeGraphs(model, bank, kv_cache, record)
-    graphs.try_recording()
-    return (None if graphs.failure else graphs), graphs.description
 
 
 def default_num_blocks(model: ModelRunner, rows: int) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -117,14 +118,17 @@ class Batch(SequenceBatch[_PagedSequence]):
         decoding = [row for row in self._running.values() if row.pending == 1]
         for row in decoding:
             if len(row.tokens) > len(row.blocks) * KV_BLOCK_SIZE:
-                if not self._blocks.append(row.blocks):
+                more = self._blocks.allocate(1)
+                if more is None:
                     raise OutOfBlocks
+                row.blocks += more[0]
                 row.table = np.array(row.blocks, np.int32)
         reading = self._choose_prompts(beside_decoding=bool(decoding))
         if not decoding and not reading:
             return ()
-        sampled = decoding + [row for row, count in reading if count == row.pending]
-        logits = self._forward(decoding, reading)
+        parts = [*((row, 1) for row in decoding), *reading]
+        sampled = [row for row, count in parts if count == row.pending]
+        logits = self._forward(parts, len(decoding))
         wanted = {
             index: row.sequence.request.top_logprobs
             for index, row in enumerate(sampled)
@@ -132,9 +136,7 @@ class Batch(SequenceBatch[_PagedSequence]):
         }
         samplers = [row.sequence.sampler for row in sampled]
         picks, known = sample_tokens(logits, samplers, wanted, self._model.ops)
-        for row in decoding:
-            self._advance(row, 1)
-        for row, count in reading:
+        for row, count in parts:
             self._advance(row, count)
         chunks = []
         for index, (row, token) in enumerate(zip(sampled, picks, strict=True)):
@@ -208,53 +210,56 @@ class Batch(SequenceBatch[_PagedSequence]):
         return True
 
     def _forward(
-        self, decoding: Sequence[_PagedSequence], reading: Sequence[tuple[_PagedSequence, int]]
+        self, parts: Sequence[tuple[_PagedSequence, int]], num_decoding: int
     ) -> torch.Tensor:
         """Run the model once for all rows, each on the slot that ``admit`` gave it.
 
-        Return the logits after each decoded token, then after the last token of each prompt.
+        Args:
+            parts: The rows, and how many tokens of each to read.
+            num_decoding: How many of the first rows are being decoded.
+
+        Returns:
+            The logits after each decoded token, then after the last token of each prompt.
         """
-        tokens: list[int] = []
-        positions: list[int] = []
-        kv_indices: list[int] = []
-        slots: list[int] = []
-        parts: list[tuple[int, int, int]] = []
-        reads = list(range(len(decoding)))
-        for row, count in (*((row, 1) for row in decoding), *reading):
-            begin, read = len(tokens), range(row.num_read, row.num_read + count)
-            tokens += row.tokens[read.start : read.stop]
-            positions += read
-            kv_indices += (
-                row.blocks[p // KV_BLOCK_SIZE] * KV_BLOCK_SIZE + p % KV_BLOCK_SIZE for p in read
-            )
-            slots += [row.slot] * count
-            if begin >= len(decoding):
-                parts.append((begin, len(tokens), read.stop))
-                if count == row.pending:
-                    reads.append(len(tokens) - 1)
+        rows = [row for row, _ in parts]
+        tokens = [row.tokens[row.num_read : row.num_read + count] for row, count in parts]
+        counts = np.array([count for _, count in parts])
+        ends = counts.cumsum()
+        # For each token of the pass its row, and its position there.
+        row_of = np.arange(len(rows)).repeat(counts)
+        first = np.array([row.num_read for row in rows])
+        positions = np.arange(ends[-1]) + (first - ends + counts)[row_of]
+        blocks = _block_table(rows)[row_of, positions // KV_BLOCK_SIZE].astype(np.int64)
+        slots = np.array([row.slot for row in rows], np.int32)
         inputs = DecodeInputs(
-            np.array(tokens, np.int64),
-            np.array(positions, np.int64),
-            np.array(kv_indices, np.int64),
-            np.array(slots, np.int32),
-            np.array([row.num_read + 1 for row in decoding], np.int32),
-            _block_table(decoding),
+            np.array(list(chain.from_iterable(tokens)), np.int64),
+            positions,
+            blocks * KV_BLOCK_SIZE + positions % KV_BLOCK_SIZE,
+            slots[row_of],
+            (first[:num_decoding] + 1).astype(np.int32),
+            _block_table(rows[:num_decoding]),
         )
-        if self._graphs is not None and not reading:
+        if self._graphs is not None and num_decoding == len(rows):
             return self._graphs.step(inputs)
+        is_whole = np.array([count == row.pending for row, count in parts])
         read_ids, input_ids, position_ids, written, slot_ids, lengths, table, *tables = to_device(
-            [np.array(reads, np.int64), *inputs, *(row.table for row, _ in reading)],
+            [ends[is_whole] - 1, *inputs, *(row.table for row in rows[num_decoding:])],
             self._model.where.device,
         )
-        chunks = [PrefillChunk(*part, table) for part, table in zip(parts, tables, strict=True)]
+        chunks = [
+            PrefillChunk(end - count, end, row.num_read + count, blocks)
+            for (row, count), end, blocks in zip(
+                parts[num_decoding:], ends[num_decoding:].tolist(), tables, strict=True
+            )
+        ]
         metadata = AttentionMetadata(written, table, lengths)
         return self._model.step(
             input_ids,
             position_ids,
             read_ids,
             ForwardContext(self._kv_cache, metadata, chunks),
-            self._bank.batched_lora(slot_ids) if any(slots) else None,
-            length=max(positions) + 1,
+            self._bank.batched_lora(slot_ids) if slots.any() else None,
+            length=int(positions.max()) + 1,
         )
 
     def _advance(self, row: _PagedSequence, count: int) -> None:

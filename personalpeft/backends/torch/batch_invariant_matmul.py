@@ -117,11 +117,6 @@ class ProductChoice:
     kind: ProductKind
     rows: RowCounts | None
 
-    @property
-    def is_invariant(self) -> bool:
-        """Whether a row has the same bits in any batch."""
-        return self.kind is ProductKind.NATIVE or self.rows is not None
-
     def apply(self, product: Product, x: Tensor) -> Tensor:
         """Compute a product of this kind, of ``[rows, inputs]``."""
         return product(x) if self.rows is None else self.rows.apply(product, x)
@@ -148,13 +143,8 @@ class ProductChooser:
         native: PackedMatmul | None = None,
     ) -> None:
         self._threads, self._device, self.native = tuple(threads), device, native
-        machine = [
-            _FORMAT,
-            torch.__version__,
-            platform.machine(),
-            instruction_sets(),
-            self._threads,
-        ]
+        versions = [_FORMAT, torch.__version__, platform.machine()]
+        machine = [*versions, instruction_sets(), self._threads]
         if device.type == "cuda":
             machine.append(torch.cuda.get_device_name(device))
         name = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
@@ -189,7 +179,7 @@ class ProductChooser:
     @property
     def invariant(self) -> bool:
         """Whether a class was found for each shape chosen so far."""
-        return all(choice.is_invariant for choice in self._chosen.values())
+        return all(choice.rows is not None for choice in self._chosen.values())
 
 
 class BatchInvariantProduct:
@@ -244,11 +234,9 @@ def _choose(shape: ProductShape, threads: Sequence[int], device: torch.device) -
     for kind in (shape.only,) if shape.only else (ProductKind.PACKED, ProductKind.PLAIN):
         if not is_usable(kind, shape, device):
             continue
-        rows = _find_class(kind, shape, threads, device) or _find_class(
-            kind, shape, threads[-1:], device
-        )
-        if rows is not None:
-            return ProductChoice(kind, rows)
+        for counts in (threads, threads[-1:]):
+            if rows := _find_class(kind, shape, counts, device):
+                return ProductChoice(kind, rows)
         working.append(kind)
     return ProductChoice(working[0] if working else shape.only or ProductKind.PLAIN, None)
 
@@ -272,7 +260,7 @@ def is_usable(kind: ProductKind, shape: ProductShape, device: torch.device = _CP
             found = product(x.to(device))[:, : len(tile)].float().cpu()
             difference = float((found - expected).abs().max())
             # Written so that NaN is wrong too.
-            if not difference <= _TOLERANCE.get(shape.dtype, 1e-4) * float(expected.abs().max()):
+            if not difference <= _TOLERANCE[shape.dtype] * float(expected.abs().max()):
                 return False
     except (RuntimeError, AttributeError, NotImplementedError):
         return False  # The library has no such primitive for this shape, or is not here at all.
@@ -319,11 +307,11 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
                 else:
                     outputs.append(y)
                     members.append({(number, count)})
-    classes = []
-    for found in members:
-        counts = [n for n in tried if all((number, n) in found for number in threads)]
-        if counts:
-            classes.append(RowCounts(tuple(counts), tuple(threads)))
+    shared_counts = (
+        tuple(n for n in tried if all((number, n) in found for number in threads))
+        for found in members
+    )
+    classes = [RowCounts(counts, tuple(threads)) for counts in shared_counts if counts]
     return min(classes, key=_cost, default=None)
 
 
@@ -351,9 +339,7 @@ def _cost(rows: RowCounts) -> float:
     """Return the cost of typical batches with this class, in rows relative to no padding."""
     total = 0.0
     for batch in _TYPICAL_ROWS:
-        whole, rest = divmod(batch, rows.most)
-        cost = whole * (_CALL_COST_ROWS + rows.most)
-        if rest:
-            cost += _CALL_COST_ROWS + rows.padded(rest)
+        parts = [min(rows.most, batch - first) for first in range(0, batch, rows.most)]
+        cost = sum(_CALL_COST_ROWS + rows.padded(part) for part in parts)
         total += cost / (_CALL_COST_ROWS + batch)
     return total

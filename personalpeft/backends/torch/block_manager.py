@@ -74,11 +74,6 @@ class BlockManager:
         """How many blocks rows use."""
         return len(self._ref_counts)
 
-    @property
-    def num_cached(self) -> int:
-        """How many blocks are cached without a user."""
-        return len(self._cached)
-
     def allocate(
         self, count: int, hashes: Iterable[bytes] = (), *, spare: int = 0
     ) -> tuple[list[int], int] | None:
@@ -138,13 +133,6 @@ class BlockManager:
             for each, block in siblings[max(0, place - 1) : place + 1]
         ]
         return max(found, key=itemgetter(1), default=(0, 0))
-
-    def append(self, blocks: list[int]) -> bool:
-        """Take one more block for a row. Return False if there is none; then nothing changes."""
-        if not self._free and not self._cached:
-            return False
-        blocks.append(self._take())
-        return True
 
     def cache(self, block: int, parent: bytes, tokens: Sequence[int]) -> bytes:
         """Give a full block its hash. Where another block has the hash, that one keeps it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,32 +36,25 @@ _BLOCKS = 32
 Step: TypeAlias = Callable[[], Tensor]
 """Queues the kernels of a step and returns its logits."""
 
+Recorder: TypeAlias = Callable[[Step], Step]
+"""Records a step that has run before. The recording writes to the same memory each time.
 
-class Recording(Protocol):
-    """A step that can be queued again. It writes its logits to the same memory each time."""
-
-    @property
-    def logits(self) -> Tensor: ...
-
-    def replay(self) -> None: ...
+It may raise ``RuntimeError``.
+"""
 
 
-Recorder: TypeAlias = Callable[[Step], Recording]
-"""Records a step that has run before. It may raise ``RuntimeError``."""
+def record_cuda_graph(step: Step) -> Step:
+    """Record a step as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may allocate memory meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        logits = step()
 
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
 
-class CudaGraph:
-    """A step as a CUDA graph."""
-
-    def __init__(self, step: Step) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate memory meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self.logits = step()
-
-    def replay(self) -> None:
-        """Queue the step again."""
-        self._graph.replay()
+    return replay
 
 
 class DecodeInputs(NamedTuple):
@@ -176,8 +169,7 @@ class DecodeGraphs:
             return step.run()[:rows]
         # Without the model's lock: it reads no adapters that a pass activates. On a GPU its kernels
         # go between those of a pass.
-        step.recording.replay()
-        return step.recording.logits[:rows]
+        return step.recording()[:rows]
 
     def _prepare(self, inputs: DecodeInputs, *, adapted: bool) -> _PaddedStep:
         """Return the step of one padded shape. It has not run, which compiles its kernels."""
@@ -206,7 +198,7 @@ class _PaddedStep:
 
     buffer: InputBuffer
     run: Step
-    recording: Recording | None = None
+    recording: Step | None = None
     tables: Sequence[Tensor] = ()
 
 

@@ -52,18 +52,16 @@ def choose_device(*, gpu: bool = True) -> DeviceChoice:
     """
     if gpu and torch.cuda.is_available():
         # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
-        if torch.cuda.get_device_capability() >= (8, 0):
-            dtype, name = torch.bfloat16, "bfloat16"
-        else:
-            dtype, name = torch.float32, "float32"
+        is_new = torch.cuda.get_device_capability() >= (8, 0)
+        dtype, name = (torch.bfloat16, "bfloat16") if is_new else (torch.float32, "float32")
         reason = f"{name} on {torch.cuda.get_device_name()}"
         return DeviceChoice(torch.device("cuda"), dtype, reason)
-    threads, note = torch.get_num_threads(), _why_not_gpu() if gpu else ""
+    where = f"on the processor, {torch.get_num_threads()} threads"
     if _multiplies_bfloat16():
-        reason = f"bfloat16 on the processor, {threads} threads"
-        return DeviceChoice(torch.device("cpu"), torch.bfloat16, reason, note)
-    reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
-    return DeviceChoice(torch.device("cpu"), torch.float32, reason, note)
+        dtype, reason = torch.bfloat16, f"bfloat16 {where}"
+    else:
+        dtype, reason = torch.float32, f"float32 {where} (it does not multiply bfloat16)"
+    return DeviceChoice(torch.device("cpu"), dtype, reason, _why_not_gpu() if gpu else "")
 
 
 def choose_learning_device(

@@ -17,70 +17,53 @@ class DeviceLock:
     def __init__(self) -> None:
         self._passes = threading.Lock()
         self._changed = threading.Condition()
-        self._held = False
+        # The threads that compute or wait, in the order of their turns. The first one computes.
+        self._turns: list[int] = []
         self._pass_thread: int | None = None
-        self._waiting_steps = 0
-        self._gave_way = False
 
     @contextmanager
     def for_pass(self) -> Iterator[None]:
         """Hold the device for a pass."""
-        with self._passes:
-            self._acquire()
+        with self._passes, self.for_step():
             self._pass_thread = threading.get_ident()
             try:
                 yield
             finally:
                 self._pass_thread = None
-                self._release()
 
     @contextmanager
     def for_step(self) -> Iterator[None]:
         """Hold the device for one step of the batch."""
+        thread = threading.get_ident()
         with self._changed:
-            self._waiting_steps += 1
+            self._turns.append(thread)
         try:
-            self._acquire()
-        finally:
             with self._changed:
-                self._waiting_steps -= 1
-                self._changed.notify_all()
-        try:
+                self._wait_for_turn()
             yield
         finally:
-            self._release()
+            with self._changed:
+                self._turns.remove(thread)
+                self._changed.notify_all()
 
     def is_wanted(self) -> bool:
         """Return whether the caller computes a pass for which a step waits. Takes no lock."""
-        return self._waiting_steps > 0 and self._pass_thread == threading.get_ident()
+        return len(self._turns) > 1 and self._pass_thread == threading.get_ident()
 
     def give_way(self) -> None:
         """Let the step that waits compute, and wait until it has. Only the pass may call this."""
         with self._changed:
-            if not self._waiting_steps:
+            if len(self._turns) < 2:
                 return
-            self._held, self._gave_way = False, True
+            self._turns[0], self._turns[1] = self._turns[1], self._turns[0]
             self._changed.notify_all()
             try:
-                self._changed.wait_for(
-                    lambda: not self._gave_way or not (self._held or self._waiting_steps)
-                )
+                self._wait_for_turn()
             except BaseException:
                 # Ctrl-C. The caller releases the device, so it must hold it.
-                if self._gave_way:
-                    self._gave_way = False
-                    self._changed.wait_for(lambda: not self._held)
+                self._wait_for_turn()
                 raise
-            finally:
-                self._held, self._gave_way = True, False
 
-    def _acquire(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._held)
-            self._held = True
-
-    def _release(self) -> None:
-        with self._changed:
-            # A pass that gave way holds the device again, before any other step.
-            self._held, self._gave_way = self._gave_way, False
-            self._changed.notify_all()
+    def _wait_for_turn(self) -> None:
+        thread = threading.get_ident()
+        self._changed.wait_for(lambda: self._turns[0] == thread)

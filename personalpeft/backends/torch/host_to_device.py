@@ -22,9 +22,7 @@ def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    packed, sizes = _pack(arrays)
-    # Torch keeps the pinned memory until the copy is done.
-    return _unpack(_host_memory(packed, device).to(device, non_blocking=True), arrays, sizes)
+    return InputBuffer(arrays, device).tensors
 
 
 class InputBuffer:
@@ -35,41 +33,24 @@ class InputBuffer:
     """
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> None:
-        packed, sizes = _pack(arrays)
-        self._bytes = torch.zeros(len(packed), dtype=torch.uint8, device=device)
-        self.tensors = _unpack(self._bytes, arrays, sizes)
+        self._sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+        self._bytes = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+        self.tensors = [
+            part[: array.nbytes]
+            .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
+            .view(array.shape)
+            for array, part in zip(arrays, self._bytes.split(self._sizes), strict=True)
+        ]
         self.fill(arrays)
 
     def fill(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Copy arrays of the same shapes in one transfer, for which nothing waits."""
-        packed, _ = _pack(arrays)
-        self._bytes.copy_(_host_memory(packed, self._bytes.device), non_blocking=True)
-
-
-def _pack(arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Return the bytes of all arrays, and how many bytes each one takes there."""
-    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-    packed = np.zeros(sum(sizes), np.uint8)
-    for array, part in zip(arrays, np.split(packed, np.cumsum(sizes)[:-1]), strict=True):
-        part[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return packed, sizes
-
-
-def _unpack(
-    packed: Tensor, arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[int]
-) -> list[Tensor]:
-    """Return views of the bytes, of the arrays' dtypes and shapes."""
-    return [
-        part[: array.nbytes]
-        .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
-        .view(array.shape)
-        for array, part in zip(arrays, packed.split(sizes), strict=True)
-    ]
-
-
-def _host_memory(packed: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
-    host = torch.from_numpy(packed)
-    return host.pin_memory() if can_pin(device) else host
+        device = self._bytes.device
+        # Torch keeps pinned memory until the copy is done.
+        host = torch.zeros(len(self._bytes), dtype=torch.uint8, pin_memory=can_pin(device))
+        for array, part in zip(arrays, host.split(self._sizes), strict=True):
+            part.numpy()[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._bytes.copy_(host, non_blocking=True)
 
 
 def can_pin(device: torch.device) -> bool:

@@ -107,7 +107,6 @@ def paged_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     *,
     batch: ForwardContext | None = None,
     sliding_window: int | None = None,
@@ -125,7 +124,6 @@ def paged_attention_forward(
         value: ``[1, kv_heads, T, dim]``.
         attention_mask: Unused with a ``batch``.
         scaling: Factor of the scores; None for ``dim ** -0.5``.
-        dropout: Unused with a ``batch``.
         batch: The pass, with its cache.
         sliding_window: How many tokens back each one sees; None for all.
         softcap: Limit of the scores; None for none.
@@ -142,14 +140,7 @@ def paged_attention_forward(
         with sdpa_kernel(SDPBackend.MATH):
             # The function is untyped after the mask.
             outputs: tuple[Tensor, None] = sdpa_attention_forward(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=dropout,
-                scaling=scaling,
-                **kwargs,
+                module, query, key, value, attention_mask, scaling=scaling, **kwargs
             )
         return outputs
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from personalpeft.backends.torch.kv_cache import paged_attention_forward
+from personalpeft.backends.torch.ops.base import rotate
 from personalpeft.base_models.files import head_sizes, weights_of
 
 _HEAD = "lm_head.weight"
@@ -37,10 +39,10 @@ class LlamaConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    tie_word_embeddings: bool
+    tie_word_embeddings: bool = False
 
-    @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> Self | None:
+    @staticmethod
+    def from_json(config: Mapping[str, Any]) -> LlamaConfig | None:
         """Return None for a decoder that this module does not compute."""
         rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
         supported = (
@@ -56,22 +58,22 @@ class LlamaConfig:
         if not supported:
             return None
         heads, kv_heads, head_dim = head_sizes(config)
-        return cls(
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            num_hidden_layers=int(config["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=float(config["rms_norm_eps"]),
-            rope_theta=float(rope["rope_theta"]),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        return _CONFIG.validate_python(
+            {
+                **config,
+                "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads,
+                "head_dim": head_dim,
+                "rope_theta": rope["rope_theta"],
+            }
         )
 
     def get_text_config(self) -> Self:
         """Return the decoder's part of the configuration, which is all of it."""
         return self
+
+
+_CONFIG = TypeAdapter(LlamaConfig)
 
 
 def empty_llama(folder: Path) -> LlamaForCausalLM | None:
@@ -266,8 +268,7 @@ class LlamaAttention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         cos, sin = (table.unsqueeze(1) for table in position_embeddings)
-        query = query * cos + _rotate_half(query) * sin
-        key = key * cos + _rotate_half(key) * sin
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed, _ = paged_attention_forward(
             self, query, key, value, attention_mask, scaling=self.scaling, **attention
         )
@@ -290,8 +291,3 @@ class LlamaRotaryEmbedding(nn.Module):
         angles = position_ids[..., None].float() * self.inv_freq.to(x.device)
         both = torch.cat((angles, angles), dim=-1)
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
-
-
-def _rotate_half(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)

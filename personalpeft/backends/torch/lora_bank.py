@@ -52,6 +52,7 @@ class StagedWeights:
         return sum(t.nbytes for t in (*self.a, *self.b))
 
 
+@dataclass(frozen=True, slots=True)
 class SingleAdapterLoRA:
     """One adapter for all tokens of a pass without a gradient; see ``ActiveLoRA``.
 
@@ -59,35 +60,28 @@ class SingleAdapterLoRA:
     ``[rank, outputs]``.
     """
 
-    def __init__(
-        self, a: Sequence[Sequence[Tensor]], b: Sequence[Sequence[Sequence[Tensor]]]
-    ) -> None:
-        self._a, self._b = a, b
+    a: Sequence[Sequence[Tensor]]
+    b: Sequence[Sequence[Sequence[Tensor]]]
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
-        sections = [section[layer] for section in self._b[group]]
-        shrunk = linear(x, self._a[group][layer]).chunk(len(sections), dim=-1)
+        sections = [section[layer] for section in self.b[group]]
+        shrunk = linear(x, self.a[group][layer]).chunk(len(sections), dim=-1)
         deltas = [part @ section for part, section in zip(shrunk, sections, strict=True)]
         return frozen.multiply(x) + (deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=-1))
 
 
+@dataclass(frozen=True, slots=True)
 class BatchedLoRA:
     """One slot for each token of a pass without a gradient; see ``ActiveLoRA``."""
 
-    def __init__(
-        self, ops: Ops, mapping: LoRAMapping, weights: Sequence[StackedLoRAWeights]
-    ) -> None:
-        self._ops, self._mapping, self._weights = ops, mapping, weights
+    ops: Ops
+    mapping: LoRAMapping
+    weights: Sequence[StackedLoRAWeights]
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
         y = frozen.multiply(x)
-        self._ops.apply_lora(
-            x.view(-1, x.shape[-1]),
-            y.view(-1, y.shape[-1]),
-            self._mapping,
-            self._weights[group],
-            layer,
-        )
+        rows, outputs = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        self.ops.apply_lora(rows, outputs, self.mapping, self.weights[group], layer)
         return y
 
 
@@ -126,7 +120,8 @@ class LoRABank:
         # Kept twice: reading ranks back from a GPU would wait for the running step.
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=ops.device)
         self._rank_of = [0] * (slots + 1)
-        self._weights = self._allocate(_RANK_MULTIPLE)
+        # The slots of each group. They are other tensors after a larger stack came.
+        self.weights = self._allocate(_RANK_MULTIPLE)
 
     def stage(self, stack: AdapterStack) -> StagedWeights:
         """Convert a stack to the slots' layout in host memory.
@@ -137,19 +132,8 @@ class LoRABank:
         layers, rank = self._architecture.blocks, stack.rank
         a, b = [], []
         for group in self._groups:
-            # Zeros only if a part stays empty; otherwise all of it is written.
-            filled = all(
-                sum(s.weights.a.shape[1] for s in stack.loras.get(name, ())) == rank
-                for name in group.names
-            )
-            allocate = torch.empty if filled else torch.zeros
-            a_out, b_out = (
-                allocate(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
-                for shape in (
-                    (layers, len(group.names), rank, group.inputs),
-                    (layers, rank, group.outputs),
-                )
-            )
+            a_out = self._host_zeros(layers, len(group.names), rank, group.inputs)
+            b_out = self._host_zeros(layers, rank, group.outputs)
             for section, (name, (begin, end)) in enumerate(
                 zip(group.names, group.sections, strict=True)
             ):
@@ -167,6 +151,12 @@ class LoRABank:
             b.append(b_out)
         return StagedWeights(rank, tuple(a), tuple(b))
 
+    def _host_zeros(self, *shape: int) -> Tensor:
+        zeros = torch.empty(shape, dtype=self._ops.dtype, pin_memory=can_pin(self._ops.device))
+        # Not torch's zeros: they would start a second thread team beside the decoding one.
+        zeros.view(torch.uint8).numpy()[...] = 0
+        return zeros
+
     def fill_slot(self, key: str, staged: StagedWeights) -> None:
         """Copy a stack to a free slot."""
         with self._fill_lock:
@@ -176,7 +166,7 @@ class LoRABank:
             # Without the lock that each step takes: no row points to this slot yet.
             before = self._rank_of[slot]
             with self._copies.after_queued():
-                for weights, a, b in zip(self._weights, staged.a, staged.b, strict=True):
+                for weights, a, b in zip(self.weights, staged.a, staged.b, strict=True):
                     a_slot, b_slot = weights.slot(slot, max(staged.rank, before))
                     _copy(a_slot[:, :, : staged.rank], a)
                     _copy(b_slot[:, : staged.rank], b)
@@ -195,14 +185,7 @@ class LoRABank:
 
     def slot_of(self, key: str | None) -> int:
         """Return the slot of a key, 0 for the bare base. Raises ``KeyError``."""
-        with self._lock:
-            return 0 if key is None else self._slot_of[key]
-
-    @property
-    def weights(self) -> tuple[StackedLoRAWeights, ...]:
-        """The slots of each group. They are other tensors after a larger stack came."""
-        with self._lock:
-            return self._weights
+        return 0 if key is None else self._slot_of[key]
 
     def check_integrity(self) -> None:
         """Raise ``RuntimeError`` unless each slot is free or holds one key. For an idle bank."""
@@ -212,8 +195,7 @@ class LoRABank:
 
     def batched_lora(self, slots: Tensor) -> BatchedLoRA:
         """Return the adapters of a pass whose tokens have these slots (int32 ``[tokens]``)."""
-        with self._lock:
-            return BatchedLoRA(self._ops, LoRAMapping(slots, self._ranks), self._weights)
+        return BatchedLoRA(self._ops, LoRAMapping(slots, self._ranks), self.weights)
 
     def single_adapter_lora(self, key: str | None) -> ActiveLoRA | None:
         """Return a copy of one stack for all tokens; None for the bare base. Raises ``KeyError``."""
@@ -243,25 +225,25 @@ class LoRABank:
 
     def _views(self, key: str) -> list[tuple[Tensor, Tensor]]:
         slot = self._slot_of[key]
-        return [weights.slot(slot, self._rank_of[slot]) for weights in self._weights]
+        return [weights.slot(slot, self._rank_of[slot]) for weights in self.weights]
 
     def _grow_rank(self, rank: int) -> None:
         """Enlarge the slots. A running pass keeps the former ones. They hold the same numbers."""
-        old_rank = self._weights[0].max_rank
+        old_rank = self.weights[0].max_rank
         if rank <= old_rank:
             return
         grown = self._allocate(-(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE)
         with self._lock:
             filled = tuple(self._slot_of.values())
         with self._copies.after_queued():
-            for new, old in zip(grown, self._weights, strict=True):
+            for new, old in zip(grown, self.weights, strict=True):
                 for slot in filled:
                     for target, source in zip(
                         new.slot(slot, old_rank), old.slot(slot, old_rank), strict=True
                     ):
                         _copy(target, source)
         with self._lock:
-            self._weights = grown
+            self.weights = grown
 
     def _allocate(self, max_rank: int) -> tuple[StackedLoRAWeights, ...]:
         """Return empty slots for each group."""

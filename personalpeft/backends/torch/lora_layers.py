@@ -163,13 +163,7 @@ class GroupedLinear:
     return their part of it if their input is the same tensor.
     """
 
-    def __init__(
-        self,
-        frozen: FrozenLinear,
-        group: int,
-        layer: int,
-        context: LoRAContext,
-    ) -> None:
+    def __init__(self, frozen: FrozenLinear, group: int, layer: int, context: LoRAContext) -> None:
         self.frozen = frozen
         self._group, self._layer, self._context = group, layer, context
         self._last: tuple[Tensor, Tensor] | None = None
@@ -205,19 +199,19 @@ class LoRALinear(nn.Module):
 
 
 def install_lora_layers(
-    model: nn.Module, architecture: Architecture, make_linear: LinearFactory
-) -> tuple[LoRAContext, list[FrozenLinear]]:
+    model: nn.Module, architecture: Architecture, make_linear: LinearFactory, context: LoRAContext
+) -> list[FrozenLinear]:
     """Replace each projection of a model that the architecture names.
 
     Args:
         model: The model, which is changed.
         architecture: Names the projections.
         make_linear: Makes the frozen product of the layers that share an input.
+        context: The owner sets it for each pass.
 
     Returns:
-        The context that the owner sets for each pass, and the product of each group in each layer.
+        The product of each group in each layer.
     """
-    context = LoRAContext()
     products: list[FrozenLinear] = []
     for layer in range(architecture.blocks):
         root = f"{architecture.block_path}.{layer}."
@@ -231,7 +225,7 @@ def install_lora_layers(
                 parent, _, attribute = (root + name).rpartition(".")
                 linear = LoRALinear(grouped, begin, end, is_last=name == group.names[-1])
                 setattr(model.get_submodule(parent), attribute, linear)
-    return context, products
+    return products
 
 
 def _as_linear(module: nn.Module) -> nn.Linear:

@@ -11,6 +11,7 @@ finds row counts for that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +59,9 @@ class Unpacker:
             rows: The rows; both ends are given.
             columns: The columns; both ends are given.
         """
-        out = self._take(rows.stop - rows.start, columns.stop - columns.start)
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        self._buffer = _with_room(self._buffer, math.prod(shape))
+        out = self._buffer[: math.prod(shape)].view(shape)
         first = 0
         for matrix in matrices:
             last = first + matrix.shape[0]
@@ -91,18 +94,8 @@ class Unpacker:
             out.copy_(choice.apply(product, x))
             return
         outputs, inputs = weight.shape
-        size = native.packed_size(inputs, outputs)
-        if size > self._packed.numel():
-            with torch.inference_mode(mode=False):
-                self._packed = torch.empty(size, dtype=torch.int32)
+        self._packed = _with_room(self._packed, native.packed_size(inputs, outputs))
         native(x, native.pack(weight, self._packed), bias, outputs, out)
-
-    def _take(self, rows: int, columns: int) -> Tensor:
-        if rows * columns > self._buffer.numel():
-            # Not in inference mode: autograd rejects its tensors.
-            with torch.inference_mode(mode=False):
-                self._buffer = torch.empty(rows * columns, dtype=self.ops.dtype)
-        return self._buffer[: rows * columns].view(rows, columns)
 
 
 class MappedLinear(FrozenLinear):
@@ -123,14 +116,9 @@ class MappedLinear(FrozenLinear):
         self._inputs = matrices[0].shape[1]
         self._outputs = sum(matrix.shape[0] for matrix in matrices)
         # Chosen now: a choice may exclude thread counts, and the first pass needs to know those.
-        self._output_parts = [
-            (part, self._choose(self._inputs, part.stop - part.start, ProductKind.PLAIN))
-            for part in _parts(self._outputs, _PART // self._inputs, _ROW_STEP)
-        ]
-        self._input_parts = [
-            (part, self._choose(self._outputs, part.stop - part.start, ProductKind.TRANSPOSED))
-            for part in _parts(self._inputs, _PART // self._outputs, _COLUMN_STEP)
-        ]
+        plain, transposed = ProductKind.PLAIN, ProductKind.TRANSPOSED
+        self._output_parts = self._choose(self._inputs, self._outputs, plain, _ROW_STEP)
+        self._input_parts = self._choose(self._outputs, self._inputs, transposed, _COLUMN_STEP)
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = _filled(x.reshape(-1, self._inputs))
@@ -149,10 +137,16 @@ class MappedLinear(FrozenLinear):
             self._unpacker.multiply(choice, rows, weight.t(), None, inputs[:, part])
         return inputs[: grad.numel() // self._outputs].view(*grad.shape[:-1], self._inputs)
 
-    def _choose(self, inputs: int, outputs: int, kind: ProductKind) -> ProductChoice:
-        bias = self.bias is not None and kind is ProductKind.PLAIN
-        shape = ProductShape(inputs, outputs, self._unpacker.ops.dtype, bias, kind)
-        return self._unpacker.chooser.choose(shape)
+    def _choose(
+        self, inputs: int, outputs: int, kind: ProductKind, step: int
+    ) -> list[tuple[slice, ProductChoice]]:
+        """Return the parts of the outputs, and how to compute each."""
+        bias, dtype = self.bias is not None and kind is ProductKind.PLAIN, self._unpacker.ops.dtype
+        choose = self._unpacker.chooser.choose
+        return [
+            (part, choose(ProductShape(inputs, part.stop - part.start, dtype, bias, kind)))
+            for part in _parts(outputs, _PART // inputs, step)
+        ]
 
 
 class MappedEmbedding(nn.Module):
@@ -176,10 +170,9 @@ def fuse_mapped_linears(
     members: Sequence[tuple[str, nn.Linear]], weights: MappedWeights, unpacker: Unpacker
 ) -> MappedLinear:
     """Return one layer for the layers at these paths. Only their shapes are read."""
-    matrices = [weights.matrix(f"{path}.weight") for path, _ in members]
-    for matrix, (path, member) in zip(matrices, members, strict=True):
-        if matrix.shape != (member.out_features, member.in_features):
-            raise ValueError(f"the file's {path} has the shape {matrix.shape}")
+    matrices = [
+        _matrix(weights, path, member.out_features, member.in_features) for path, member in members
+    ]
     biases = [
         torch.tensor(weights.vector(f"{path}.bias"), dtype=unpacker.ops.dtype)
         for path, member in members
@@ -204,12 +197,7 @@ def fill_mapped_model(module: nn.Module, weights: MappedWeights, unpacker: Unpac
     with torch.inference_mode(mode=False), torch.no_grad():
         for path, part in list(module.named_modules()):
             if isinstance(part, nn.Embedding):
-                matrix = weights.matrix(f"{path}.weight")
-                if matrix.shape != (part.num_embeddings, part.embedding_dim):
-                    raise WeightsError(
-                        f"The embeddings have the shape {matrix.shape} in the base's file.",
-                        hint="The file and config.json must be of one model.",
-                    )
+                matrix = _matrix(weights, path, part.num_embeddings, part.embedding_dim)
                 scale = getattr(part, "scalar_embed_scale", None)
                 scaled = None if scale is None else torch.tensor(scale, dtype=unpacker.ops.dtype)
                 _replace(module, path, MappedEmbedding(matrix, scaled, unpacker.ops))
@@ -246,12 +234,29 @@ def check_unpacking(weights: MappedWeights, ops: Ops) -> None:
             )
 
 
+def _matrix(weights: MappedWeights, path: str, rows: int, columns: int) -> MappedTensor:
+    matrix = weights.matrix(f"{path}.weight")
+    if matrix.shape != (rows, columns):
+        raise WeightsError(
+            f"{path} must have the shape {(rows, columns)}, got {matrix.shape} in the base's file.",
+            hint="The file and config.json must be of one model.",
+        )
+    return matrix
+
+
+def _with_room(buffer: Tensor, size: int) -> Tensor:
+    """Return a buffer, or a new one if it has no room for so many numbers."""
+    if size <= buffer.numel():
+        return buffer
+    # Not in inference mode: autograd rejects its tensors.
+    with torch.inference_mode(mode=False):
+        return buffer.new_empty(size)
+
+
 def _on_cpu(part: Any) -> nn.Module:
-    if not any(buffer.is_meta for buffer in part.buffers()):
-        kept: nn.Module = part
-        return kept
-    on_cpu: nn.Module = type(part)(config=part.config)
-    return on_cpu
+    is_computed = not any(buffer.is_meta for buffer in part.buffers())
+    module: nn.Module = part if is_computed else type(part)(config=part.config)
+    return module
 
 
 def _check_complete(module: nn.Module) -> None:

@@ -29,7 +29,6 @@ from personalpeft.backends.torch.llama import empty_llama, load_llama
 from personalpeft.backends.torch.lora_layers import (
     ActiveLoRA,
     FrozenLinear,
-    LinearFactory,
     LoRAContext,
     fuse_loaded_linears,
     group_projections,
@@ -71,19 +70,23 @@ class ModelRunner:
     ) -> None:
         self.base = base
         self.where = where
-        mapped = weights if isinstance(weights, MappedWeights) else None
         on_cpu = where.device.type == "cpu"
         threads = min(torch.get_num_threads(), host.usable_cores()) if on_cpu else 1
         self._chooser = ProductChooser(thread_counts(threads), cache, where.device, ops.matmul)
         self.ops = ops
         # Any: transformers' stubs have few of the methods.
         self.module: Any
-        self._context: LoRAContext
+        self._context = LoRAContext()
+        # The products of each group in each layer, and that of the head.
         self._products: list[FrozenLinear]
-        if isinstance(weights, Path):
-            self._load(weights, partial(fuse_loaded_linears, chooser=self._chooser))
-        else:
+        if isinstance(weights, MappedWeights):
             self._build(weights)
+            kept, self._head_rows = MAPPED_ACTIVATIONS, _MAPPED_HEAD_ROWS
+        else:
+            self._load(weights)
+            kept, self._head_rows = LOADED_ACTIVATIONS, _LOADED_HEAD_ROWS
+        self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
+        self._config = self.module.config.get_text_config()
         self._fused_attention = install_fused_modules(self.module, ops)
         self._rotary_tables = [
             part for part in self.module.modules() if isinstance(part, RotaryTable)
@@ -92,30 +95,26 @@ class ModelRunner:
             ThreadGovernor(self._chooser.threads, host.usable_cores()) if on_cpu else None
         )
         self._lock = DeviceLock()
-        for block in self.module.get_submodule(base.architecture.block_path):
+        blocks = list(self.module.get_submodule(base.architecture.block_path))
+        for block in blocks:
             block.register_forward_pre_hook(self._at_boundary)
+        self._checkpoints = BlockCheckpoints(blocks)
         self._sessions = 0
-        self._window, self._all_slide = _sliding_window(self.module.config.get_text_config())
-        self._checkpoints = BlockCheckpoints(
-            list(self.module.get_submodule(base.architecture.block_path))
-        )
-        kept = LOADED_ACTIVATIONS if mapped is None else MAPPED_ACTIVATIONS
-        self._most_tokens = kept // _activation_bytes(base.architecture, where.dtype)
-        self._head_rows = _LOADED_HEAD_ROWS if mapped is None else _MAPPED_HEAD_ROWS
+        self._window, self._all_slide = _sliding_window(self._config)
 
-    def _load(self, folder: Path, make_linear: LinearFactory) -> None:
+    def _load(self, folder: Path) -> None:
         """Load all weights of a folder into memory."""
-        where = self.where
+        where, make_linear = self.where, partial(fuse_loaded_linears, chooser=self._chooser)
         module = load_llama(folder, where.dtype)
         module = module or _make_with_transformers(folder, where, load=True)
         self.module = module.to(where.device).eval().requires_grad_(False)
-        self._context, self._products = install_lora_layers(
-            self.module, self.base.architecture, make_linear
+        self._products = install_lora_layers(
+            self.module, self.base.architecture, make_linear, self._context
         )
-        head = self.module.get_output_embeddings()
-        output = make_linear([("lm_head", head)])
-        self.module.set_output_embeddings(output)
-        if all(product.copies_weights for product in (*self._products, output)):
+        head = make_linear([("lm_head", self.module.get_output_embeddings())])
+        self.module.set_output_embeddings(head)
+        self._products.append(head)
+        if all(product.copies_weights for product in self._products):
             # The rest alone would keep the whole file in memory, beside its copy.
             for parameter in self.module.parameters():
                 parameter.data = parameter.data.clone()
@@ -129,11 +128,12 @@ class ModelRunner:
         folder = self.base.folder
         self.module = empty_llama(folder) or _make_with_transformers(folder, self.where, load=False)
         fill_mapped_model(self.module, mapped, unpacker)
-        self._context, self._products = install_lora_layers(
-            self.module, self.base.architecture, make_linear
+        self._products = install_lora_layers(
+            self.module, self.base.architecture, make_linear, self._context
         )
         # The head has no adapter, and its weights are mapped too.
         map_other_linears(self.module, make_linear)
+        self._products.append(self.module.get_output_embeddings())
         self.module.eval()
 
     @contextmanager
@@ -165,7 +165,7 @@ class ModelRunner:
     @property
     def vocabulary_size(self) -> int:
         """The number of logits of a token."""
-        return int(self.module.config.get_text_config().vocab_size)
+        return int(self._config.vocab_size)
 
     @property
     def batch_invariant(self) -> bool:
@@ -186,7 +186,7 @@ class ModelRunner:
         visibility = (
             {"segments": packed.segments}
             if self._fused_attention
-            else {"attention_mask": self._mask(packed.visible, packed.positions)}
+            else {"attention_mask": self._mask(packed)}
         )
         self._reserve_positions(int(packed.positions.max()) + 1)
         # They change no bits, so their use may depend on the size of a pass.
@@ -202,14 +202,13 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's dtype."""
-        head: FrozenLinear = self.module.get_output_embeddings()
+        head = self._products[-1]
         logits = differentiable(
             lambda x: self._in_parts(head.multiply, x),
             lambda x, grad: self._in_parts(head.multiply_transposed, grad),
             hidden,
         )
-        text_config = self.module.config.get_text_config()
-        cap = getattr(text_config, "final_logit_softcapping", None)
+        cap = getattr(self._config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def _in_parts(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -244,7 +243,7 @@ class ModelRunner:
         """Store what gradients need while any session is open."""
         with self._lock.for_pass():
             self._sessions += 1
-            for product in (*self._products, self.module.get_output_embeddings()):
+            for product in self._products:
                 product.enable_backward()
 
     def close_session(self) -> None:
@@ -252,7 +251,7 @@ class ModelRunner:
         with self._lock.for_pass():
             self._sessions -= 1
             if not self._sessions:
-                for product in (*self._products, self.module.get_output_embeddings()):
+                for product in self._products:
                     product.disable_backward()
                 host.return_free_memory()
 
@@ -279,18 +278,13 @@ class ModelRunner:
         Returns:
             Logits ``[reads, vocabulary]``.
         """
-        kwargs: dict[str, Any] = {
-            "input_ids": tokens[None],
-            "position_ids": positions[None],
-            "use_cache": False,
-            "batch": batch,
-        }
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "batch": batch}
         with torch.inference_mode(), self._lock.for_step(), self._activated(active):
             self._reserve_positions(length)
             if not len(reads):
-                self.module.base_model(**kwargs)
+                self.module.base_model(**inputs, use_cache=False)
                 return torch.empty((0, 0), device=self.where.device)
-            output = self.module(**kwargs, logits_to_keep=reads)
+            output = self.module(**inputs, use_cache=False, logits_to_keep=reads)
         logits: Tensor = output.logits[0]
         return logits
 
@@ -307,22 +301,21 @@ class ModelRunner:
         for table in self._rotary_tables:
             table.reserve(length)
 
-    def _mask(self, visible: Tensor, positions: Tensor) -> Any:
-        def to_additive(visibility: Tensor) -> Tensor:
-            mask = torch.zeros(visibility.shape, dtype=self.where.dtype).masked_fill_(
-                ~visibility, torch.finfo(self.where.dtype).min
+    def _mask(self, packed: PackedSequence) -> Any:
+        def to_additive(visible: Tensor) -> Tensor:
+            mask = torch.zeros(visible.shape, dtype=self.where.dtype).masked_fill_(
+                ~visible, torch.finfo(self.where.dtype).min
             )
             return mask[None, None].to(self.where.device)
 
+        visible, positions = packed.visible, packed.positions
         if self._window is None:
             return to_additive(visible)
-        in_window = positions[:, None] - positions[None, :] < self._window
+        distances = positions[:, None] - positions[None, :]
+        sliding = to_additive(visible & (distances < self._window))
         if self._all_slide:
-            return to_additive(visible & in_window)
-        return {
-            "full_attention": to_additive(visible),
-            "sliding_attention": to_additive(visible & in_window),
-        }
+            return sliding
+        return {"full_attention": to_additive(visible), "sliding_attention": sliding}
 
 
 def _make_with_transformers(folder: Path, where: DeviceChoice, *, load: bool) -> Any:

@@ -22,9 +22,10 @@ from backend_makers import (
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from personalpeft.backends.torch.backend import TorchBackend
-from personalpeft.backends.torch.decode_graphs import CudaGraph, Recording, Step
+from personalpeft.backends.torch.decode_graphs import Step, record_cuda_graph
 from personalpeft.base_models.types import Base
 
 ROWS = 6
@@ -32,16 +33,15 @@ STACKS = (None, "s1", "s2")
 DEVICE = device_choice("float32")
 
 
-class Repeated:
-    """A recording that computes its step again."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self.logits = step()
+def repeated(step: Step) -> Step:
+    """Return a recording that computes its step again."""
+    logits = step()
 
     @torch.inference_mode()
-    def replay(self) -> None:
-        self.logits.copy_(self._step())
+    def replay() -> Tensor:
+        return logits.copy_(step())
+
+    return replay
 
 
 class Recorder:
@@ -51,19 +51,17 @@ class Recorder:
         self.recorded = self.replayed = 0
         self.fails = False
 
-    def __call__(self, step: Step) -> Recording:
+    def __call__(self, step: Step) -> Step:
         if self.fails:
             raise RuntimeError("the device cannot record")
         self.recorded += 1
-        recording = CudaGraph(step) if DEVICE.device.type == "cuda" else Repeated(step)
-        plain = recording.replay
+        recording = (record_cuda_graph if DEVICE.device.type == "cuda" else repeated)(step)
 
-        def replay() -> None:
+        def replay() -> Tensor:
             self.replayed += 1
-            plain()
+            return recording()
 
-        recording.replay = replay  # type: ignore[method-assign]
-        return recording
+        return replay
 
 
 @pytest.fixture
@@ -164,11 +162,15 @@ def test_a_device_that_cannot_record_says_so(tiny_base: Base, recorder: Recorder
 
 
 def test_a_recording_that_gives_other_results_is_not_used(tiny_base: Base) -> None:
-    class Wrong(Repeated):
-        @torch.inference_mode()
-        def replay(self) -> None:
-            self.logits += 1
+    def wrong(step: Step) -> Step:
+        logits = step()
 
-    backend = TorchBackend(tiny_base, where=DEVICE, record=Wrong)
+        @torch.inference_mode()
+        def replay() -> Tensor:
+            return logits.add_(1)
+
+        return replay
+
+    backend = TorchBackend(tiny_base, where=DEVICE, record=wrong)
     assert "other results" in backend.description
     assert generate(backend, [row(backend, "hello")])[0].tokens

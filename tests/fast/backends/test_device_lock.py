@@ -43,7 +43,7 @@ def test_a_pass_that_gives_way_goes_on_after_one_step() -> None:
 
     with lock.for_pass():
         threads = [in_thread(lambda name=name: step(name)) for name in ("one", "two")]
-        until(lambda: lock._waiting_steps == 2)
+        until(lambda: len(lock._turns) == 3)
         for _ in range(3):
             if lock.is_wanted():
                 lock.give_way()

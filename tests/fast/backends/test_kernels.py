@@ -29,13 +29,13 @@ from personalpeft.backends.torch.ops.base import (
     AttentionParams,
     KVLayer,
     LoRAMapping,
+    NoKernels,
     Ops,
     PrefillChunk,
     StackedLoRAWeights,
     attention,
 )
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.self_test import depends_on_batch
 from personalpeft.backends.torch.ops.training_ops import Heads
 
@@ -57,7 +57,7 @@ class FastOps:
 def natives(shared_cache: Path) -> dict[torch.dtype, Ops]:
     try:
         return {dtype: CpuOps(shared_cache, dtype) for dtype in DTYPES}
-    except NoCompiler as why:
+    except NoKernels as why:
         pytest.skip(str(why))
 
 
@@ -547,7 +547,7 @@ def test_a_gpu_kernel_that_gives_wrong_results_is_named_and_not_used(
 ) -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
     from personalpeft.backends.torch.ops import triton_kernels
-    from personalpeft.backends.torch.ops.triton_ops import NoTriton, try_triton_ops
+    from personalpeft.backends.torch.ops.triton_ops import try_triton_ops
 
     class WritesNothing:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -556,7 +556,7 @@ def test_a_gpu_kernel_that_gives_wrong_results_is_named_and_not_used(
     device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
     try_triton_ops(device, torch.float32)
     monkeypatch.setattr(triton_kernels, "write_kv", WritesNothing())
-    with pytest.raises(NoTriton, match="write_kv"):
+    with pytest.raises(NoKernels, match="write_kv"):
         try_triton_ops(device, torch.float32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,10 @@ def make_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def tensors(backend: TorchBackend) -> Iterator[torch.Tensor]:
     """Yield the weights of a backend's projections, as the model reads them."""
-    groups = group_projections(backend.base.architecture)
-    for linear, group in zip(backend._model._products, cycle(groups), strict=False):
+    architecture = backend.base.architecture
+    groups = group_projections(architecture) * architecture.blocks
+    # The last product is that of the head.
+    for linear, group in zip(backend._model._products[:-1], groups, strict=True):
         yield linear.multiply(torch.eye(group.inputs))
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from personalpeft import host
+from personalpeft.backends.torch.ops.base import NoKernels
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.backends.torch.ops.native_library import NoCompiler, load_library
+from personalpeft.backends.torch.ops.native_library import load_library
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "getuid"), reason="files here have no owner by number"
@@ -46,7 +47,7 @@ def built(shared_cache: Path) -> Path:
     """A cache that holds built kernels."""
     try:
         CpuOps(shared_cache, torch.float32)
-    except NoCompiler as why:
+    except NoKernels as why:
         pytest.skip(str(why))
     return shared_cache / "kernels"
 
@@ -109,7 +110,7 @@ def test_a_library_that_another_account_could_have_written_is_never_loaded(
             os.chown(path, 12345, -1)
         else:
             path.chmod(mode)
-    with pytest.raises(NoCompiler):
+    with pytest.raises(NoKernels):
         CpuOps(planted, torch.float32)
     assert not mark.exists()
 
@@ -167,7 +168,7 @@ def test_new_folders_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     before = os.umask(0o002)
     try:
-        with pytest.raises(NoCompiler):
+        with pytest.raises(NoKernels):
             CpuOps(tmp_path / "cache", torch.float32)
     finally:
         os.umask(before)

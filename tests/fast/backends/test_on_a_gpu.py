@@ -25,7 +25,7 @@ from personalpeft.backends.base import Backend, TrainingBackend
 from personalpeft.backends.torch import backend as torch_backend
 from personalpeft.backends.torch import host_to_device, model_runner
 from personalpeft.backends.torch.device import DeviceChoice, choose_learning_device
-from personalpeft.backends.torch.host_to_device import to_device
+from personalpeft.backends.torch.host_to_device import InputBuffer, to_device
 from personalpeft.backends.torch.llama import empty_llama
 from personalpeft.backends.torch.lora_bank import LoRABank, default_slots
 from personalpeft.backends.torch.ops import Ops
@@ -139,7 +139,7 @@ def test_a_resumed_session_has_all_that_a_step_reads_on_the_device(
         for name, array in state.items()
         if name.endswith((".A", ".B"))
     }
-    resumed.add_gradients(cast(Any, SimpleNamespace(gradients=lambda: gradients)))
+    resumed.add_gradients(gradients)
     # Without numbers the step cannot be taken to its end.
     with Recorder() as recorder, suppress(RuntimeError):
         resumed.optim_step(resumed.default_params(1e-3))
@@ -255,23 +255,21 @@ def test_the_learning_device_comes_from_the_environment() -> None:
         resolve("home", {LEARNING_DEVICE: "gpu"})
 
 
-def test_one_transfer_carries_arrays_of_any_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_transfer_carries_arrays_of_any_kind_and_shape() -> None:
     arrays: list[npt.NDArray[Any]] = [
         np.arange(5, dtype=np.int64),
         np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2],
         np.zeros((0, 4), np.int32),
         np.array([[0.5]]),
     ]
-    moved: list[Tensor] = []
-
-    def to(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
-        moved.append(tensor)
-        return tensor.clone()
-
     # A GPU whose memory is this one.
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    for array, tensor in zip(arrays, to_device(arrays, DEVICE), strict=True):
+    for array, tensor in zip(arrays, InputBuffer(arrays, torch.device("cpu")).tensors, strict=True):
         assert np.array_equal(tensor.numpy(), array)
         assert tensor.numpy().dtype == array.dtype
         assert tensor.data_ptr() % 16 == 0 or not array.size
-    assert len(moved) == 1
+    with Recorder() as recorder:
+        moved = to_device(arrays, DEVICE)
+    assert [(each.shape, each.device) for each in moved] == [
+        (each.shape, DEVICE) for each in arrays
+    ]
+    assert recorder.transfers == 1

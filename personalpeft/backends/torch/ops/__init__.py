@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from personalpeft.backends.torch.ops.base import Ops
+from personalpeft.backends.torch.ops.base import NoKernels, Ops
 from personalpeft.backends.torch.ops.cpu_ops import CpuOps
-from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 
 
@@ -21,21 +20,18 @@ def choose_ops(device: torch.device, dtype: torch.dtype, cache: Path | None) -> 
         cache: Where compiled kernels are kept; without it none are compiled for a CPU.
     """
     plain = Ops(device, dtype)
-    if device.type == "cuda":
-        try:
-            from personalpeft.backends.torch.ops.triton_ops import NoTriton, try_triton_ops
-        except ImportError as error:
-            return plain, f"plain kernels, slower: Triton cannot be imported ({error})"
-        try:
-            return try_triton_ops(device, dtype), "triton kernels"
-        except NoTriton as error:
-            return plain, f"plain kernels, slower: {error}"
-    if device.type != "cpu" or cache is None:
-        return plain, "plain kernels"
     try:
-        ops = CpuOps(cache, dtype)
-    except NoCompiler as error:
+        if device.type == "cuda":
+            from personalpeft.backends.torch.ops.triton_ops import try_triton_ops
+
+            return try_triton_ops(device, dtype), "triton kernels"
+        if device.type == "cpu" and cache is not None:
+            ops = CpuOps(cache, dtype)
+            if wrong := find_wrong_kernel(ops):
+                raise NoKernels(f"compiled {wrong} gives wrong results here")
+            return ops, "native kernels" if ops.matmul is None else "native kernels with AMX"
+    except ImportError as error:
+        return plain, f"plain kernels, slower: Triton cannot be imported ({error})"
+    except NoKernels as error:
         return plain, f"plain kernels, slower: {error}"
-    if wrong := find_wrong_kernel(ops):
-        return plain, f"plain kernels, slower: compiled {wrong} gives wrong results here"
-    return ops, "native kernels" if ops.matmul is None else "native kernels with AMX"
+    return plain, "plain kernels"

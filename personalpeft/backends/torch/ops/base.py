@@ -139,6 +139,10 @@ class AttentionParams:
     window: int = 0
 
 
+class NoKernels(RuntimeError):
+    """Faster operations cannot be compiled or used. The message is a reason for ``doctor``."""
+
+
 class Ops:
     """The operations for one device and one dtype, which is that of the base.
 
@@ -241,7 +245,8 @@ class Ops:
             part.unflatten(1, (-1, heads.dim))
             for part in qkv.split([heads.heads * heads.dim, kv_size, kv_size], dim=1)
         )
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        cos, sin = cos[:, None], sin[:, None]
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         self.write_kv(k, v.contiguous(), kv, metadata)
         return q
 
@@ -330,9 +335,10 @@ class Ops:
         return x.argmax(-1)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``[..., dim]`` rotated by angles with these cosines and sines (Su et al. 2021)."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def _gather_kv(kv: KVLayer, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:

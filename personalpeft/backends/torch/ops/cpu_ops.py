@@ -19,64 +19,44 @@ from personalpeft.backends.torch.ops.base import (
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.native_library import bind_functions, load_library
+from personalpeft.backends.torch.ops.native_library import load_library
 from personalpeft.backends.torch.ops.packed_matmul import PackedMatmul
-from personalpeft.backends.torch.ops.training_ops import Heads, TrainingOps, addresses
+from personalpeft.backends.torch.ops.training_ops import Heads, TrainingOps
 from personalpeft.base_models.mapped_weights import MappedTensor
-
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_SIGNATURES = {
-    "apply_lora": (_P, _P, _I, _P, _P, _P, _I, _P, _I, _I, _I, _I, _P, _I),
-    "write_kv": (_P, _P, _P, _P, _P, _I, _I, _I),
-    "rotate_and_write_kv": (_P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I),
-    "paged_attention": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
-    "rms_norm": (_P, _P, _P, _I, _I, _F),
-    "rms_norm_backward": (_P, _P, _P, _P, _I, _I, _F),
-    "argmax": (_P, _P, _I, _I),
-    "pack_weights_float16": (_P, _P, _P, _P, _F),
-    "pack_weights_float32": (_P, _P, _P, _P, _F),
-    "unpack_blocks": (_I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
-}
 
 
 class CpuOps(Ops):
-    """Raise ``NoCompiler`` if this machine cannot compile or load them."""
+    """Raise ``NoKernels`` if this machine cannot compile or load them."""
 
     batch_invariant = True
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
         super().__init__(torch.device("cpu"), dtype)
-        library = load_library(cache, dtype)
-        self.training = TrainingOps(library)
-        self.matmul = PackedMatmul.of_library(library)
-        self._functions = bind_functions(library, _SIGNATURES)
-        for kind in ("float16", "float32"):
-            self._functions[f"pack_weights_{kind}"].restype = ctypes.c_int32
+        self._library = load_library(cache, dtype)
+        self.training = TrainingOps(self._library)
+        # This processor or the dtype may have none.
+        self.matmul = PackedMatmul(self._library) if self._library.supports_matmul() else None
         self._ends: dict[tuple[int, ...], Tensor] = {}
 
     def pack_weights(self, source: Matrix, target: Tensor, factor: float) -> bool:
         int64x3 = ctypes.c_int64 * 3
         source = np.ascontiguousarray(source)
-        finite = self._functions[f"pack_weights_{source.dtype.name}"](
-            source.ctypes.data,
-            target.data_ptr(),
-            int64x3(*source.shape),
-            int64x3(*target.stride()),
-            factor,
-        )
-        return bool(finite)
+        pack = getattr(self._library, f"pack_weights_{source.dtype.name}")
+        sizes, strides = int64x3(*source.shape), int64x3(*target.stride())
+        return bool(pack(source.ctypes.data, target, sizes, strides, factor))
 
     def apply_lora(
         self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, layer: int
     ) -> None:
         size = x.element_size()
-        ends = self._ends.get(weights.ends)
-        if ends is None:
-            ends = self._ends[weights.ends] = torch.tensor(weights.ends, dtype=torch.int32)
-        self._functions["apply_lora"](
-            *addresses(x, y),
+        if weights.ends not in self._ends:
+            self._ends[weights.ends] = torch.tensor(weights.ends, dtype=torch.int32)
+        self._library.apply_lora(
+            x,
+            y,
             len(x),
-            *addresses(mapping.slots, mapping.ranks),
+            mapping.slots,
+            mapping.ranks,
             weights.a.data_ptr() + layer * weights.a.stride(1) * size,
             weights.a.stride(0),
             weights.b.data_ptr() + layer * weights.b.stride(1) * size,
@@ -84,12 +64,12 @@ class CpuOps(Ops):
             weights.max_rank,
             x.shape[1],
             y.shape[1],
-            ends.data_ptr(),
+            self._ends[weights.ends],
             len(weights.ends),
         )
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> None:
-        self._functions["write_kv"](*addresses(k, v, *kv, metadata.kv_indices), *k.shape)
+        self._library.write_kv(k, v, *kv, metadata.kv_indices, *k.shape)
 
     def rotate_and_write_kv(
         self,
@@ -101,10 +81,14 @@ class CpuOps(Ops):
         metadata: AttentionMetadata,
     ) -> Tensor:
         q = qkv.new_empty((len(qkv), heads.heads, heads.dim))
-        self._functions["rotate_and_write_kv"](
-            qkv.data_ptr(),
+        self._library.rotate_and_write_kv(
+            qkv,
             qkv.stride(0),
-            *addresses(cos, sin, q, *kv, metadata.kv_indices),
+            cos,
+            sin,
+            q,
+            *kv,
+            metadata.kv_indices,
             len(qkv),
             heads.heads,
             heads.kv_heads,
@@ -126,10 +110,13 @@ class CpuOps(Ops):
         self, q: Tensor, kv: KVLayer, tiles: Tensor, block_table: Tensor, params: AttentionParams
     ) -> Tensor:
         out = torch.empty_like(q)
-        self._functions["paged_attention"](
-            *addresses(q, out, *kv, tiles),
+        self._library.paged_attention(
+            q,
+            out,
+            *kv,
+            tiles,
             len(tiles),
-            block_table.data_ptr(),
+            block_table,
             block_table.shape[1],
             q.shape[1],
             kv.keys.shape[1],
@@ -142,7 +129,7 @@ class CpuOps(Ops):
 
     def unpack(self, matrix: MappedTensor, rows: slice, columns: slice, out: Tensor) -> None:
         block = matrix.block_elements
-        self._functions["unpack_blocks"](
+        self._library.unpack_blocks(
             int(matrix.format),
             matrix.data.ctypes.data,
             matrix.data.strides[0],
@@ -151,25 +138,23 @@ class CpuOps(Ops):
             columns.start // block,
             (columns.stop - columns.start) // block,
             matrix.head_size,
-            out.data_ptr(),
+            out,
             out.stride(0),
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)
         size = x.shape[-1]
-        self._functions["rms_norm"](*addresses(x, weight, y), x.numel() // size, size, epsilon)
+        self._library.rms_norm(x, weight, y, x.numel() // size, size, epsilon)
         return y
 
     def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
         out = torch.empty_like(x)
         size = x.shape[-1]
-        self._functions["rms_norm_backward"](
-            *addresses(x, weight, grad, out), x.numel() // size, size, epsilon
-        )
+        self._library.rms_norm_backward(x, weight, grad, out, x.numel() // size, size, epsilon)
         return out
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(len(x), dtype=torch.int64)
-        self._functions["argmax"](*addresses(x, out), *x.shape)
+        self._library.argmax(x, out, *x.shape)
         return out

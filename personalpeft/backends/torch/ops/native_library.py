@@ -22,9 +22,11 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 
 from personalpeft import file_system, host
 from personalpeft.backends.processor import KERNELS
+from personalpeft.backends.torch.ops.base import NoKernels
 
 _SOURCES = ("decode.cpp", "matmul.cpp", "training.cpp", "unpack.cpp")
 _HEADER = "dtypes.h"
@@ -39,18 +41,49 @@ _log = logging.getLogger(__name__)
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
-class NoCompiler(OSError):
-    """The operations could not be compiled or loaded. The message is a reason for ``doctor``."""
+class _Numbers:
+    """An argument that takes a tensor, or None, and passes the address of its numbers."""
+
+    @staticmethod
+    def from_param(tensor: Tensor | None) -> ctypes.c_void_p:
+        return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+_T, _P, _I, _F = _Numbers, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+# The arguments of the operations. Those with a result return an int32.
+_SIGNATURES: Mapping[str, tuple[Any, ...]] = {
+    "apply_lora": (_T, _T, _I, _T, _T, _P, _I, _P, _I, _I, _I, _I, _T, _I),
+    "write_kv": (_T, _T, _T, _T, _T, _I, _I, _I),
+    "rotate_and_write_kv": (_T, _I, _T, _T, _T, _T, _T, _T, _I, _I, _I, _I),
+    "paged_attention": (_T, _T, _T, _T, _T, _I, _T, _I, _I, _I, _I, _F, _F, _I),
+    "rms_norm": (_T, _T, _T, _I, _I, _F),
+    "rms_norm_backward": (_T, _T, _T, _T, _I, _I, _F),
+    "argmax": (_T, _T, _I, _I),
+    "pack_weights_float16": (_P, _T, _P, _P, _F),
+    "pack_weights_float32": (_P, _T, _P, _P, _F),
+    "unpack_blocks": (_I, _P, _I, _I, _I, _I, _I, _I, _T, _I),
+    "supports_matmul": (),
+    "matmul": (_T, _I, _T, _T, _T, _I, _I, _I, _I),
+    "pack_tiles": (_T, _I, _I, _T, _I, _I),
+    "attention": (_T, _T, _T, _T, _T, _P, _F, _T, _I, _T, _T, _T),
+    "attention_backward": (_T, _T, _T, _T, _T, _P, _F, _T, _I, _T, _T, _T, _T, _I, _T, _T, _T),
+    "silu_and_mul": (_T, _T, _I, _I),
+    "silu_and_mul_backward": (_T, _T, _T, _I, _I),
+    "logsumexp": (_T, _T, _I, _I),
+    "token_logprob_backward": (_T, _T, _T, _T, _T, _I, _I),
+    "kl_div": (_T, _T, _T, _T, _T, _I, _I),
+    "kl_div_backward": (_T, _T, _T, _T, _T, _T, _I, _I),
+}
 
 
 def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
     """Load the operations for a dtype from a folder of compiled libraries, or compile them.
 
     Raises:
-        NoCompiler: There are none for the dtype, or they can be neither loaded nor compiled.
+        NoKernels: There are none for the dtype, or they can be neither loaded nor compiled.
     """
     if dtype not in _NUMBERS:
-        raise NoCompiler(f"CPU operations need float32 or bfloat16, got {dtype}")
+        raise NoKernels(f"CPU operations need float32 or bfloat16, got {dtype}")
     folder = resources.files(__package__) / "csrc"
     files = {name: folder.joinpath(name).read_bytes() for name in (*_SOURCES, _HEADER)}
     options = (*_OPTIONS, f"-DDTYPE={_NUMBERS[dtype]}", *_instruction_flags())
@@ -59,14 +92,13 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
     try:
         # Resolved once: no link may change between the checks and the loading.
         path = cache.resolve() / "kernels" / digest / "native.so"
-        unsafe = _make_private(path.parent)
-        if unsafe:
+        if unsafe := _make_private(path.parent):
             _log.warning("%s The native kernels are built for this process alone.", unsafe)
             with tempfile.TemporaryDirectory() as work:
                 built = _compile(files, options, Path(work))
                 if exposed := _first_world_writable(built.resolve()):
-                    raise NoCompiler(_unsafe_folder_message(exposed))
-                return ctypes.CDLL(str(built))
+                    raise NoKernels(_unsafe_folder_message(exposed))
+                return _load(built)
         if library := _load_private(path):
             return library
         # Of processes that start together, one compiles and the others load what it built.
@@ -76,25 +108,22 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
             with tempfile.TemporaryDirectory(dir=path.parent) as work:
                 # In one step, so that no process loads half a file.
                 file_system.replace(_compile(files, options, Path(work)), path)
-            return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+            return _load(path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(str(error)) from error
 
 
-def bind_functions(
-    library: ctypes.CDLL, signatures: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """Return functions of a library by name, with the types of their arguments."""
-    functions = {name: library[name] for name in signatures}
-    for name, function in functions.items():
-        function.argtypes, function.restype = signatures[name], None
-    return functions
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        getattr(library, name).argtypes = arguments
+    return library
 
 
 def _load_private(path: Path) -> ctypes.CDLL | None:
     """Load a library, or return None where it is missing, damaged or not private."""
     try:
-        return ctypes.CDLL(str(path)) if _is_private(path) else None
+        return _load(path) if _is_private(path) else None
     except OSError:
         return None  # Damaged, or a library it needs is gone.
 
@@ -110,9 +139,8 @@ def _make_private(folder: Path) -> str:
                 # This fails in another account's folder, which is refused anyway.
                 with suppress(OSError):
                     library.unlink()
-    exposed = next((each for each in ours if not _is_private(each)), None) or _first_world_writable(
-        folder
-    )
+    changeable = next((each for each in ours if not _is_private(each)), None)
+    exposed = changeable or _first_world_writable(folder)
     return _unsafe_folder_message(exposed) if exposed else ""
 
 
@@ -122,9 +150,8 @@ def _is_private(path: Path) -> bool:
         about = path.lstat()
     except FileNotFoundError:
         return False
-    return (file_system.is_owner(about) or about.st_uid == 0) and file_system.only_owner_writes(
-        about
-    )
+    owned = file_system.is_owner(about) or about.st_uid == 0
+    return owned and file_system.only_owner_writes(about)
 
 
 def _first_world_writable(path: Path) -> Path | None:
@@ -144,10 +171,10 @@ def _unsafe_folder_message(path: Path) -> str:
 def _compile(files: Mapping[str, bytes], options: Sequence[str], work: Path) -> Path:
     names = host.compilers()
     if not names:
-        raise NoCompiler("they are compiled on Linux only, with a compiler that has OpenMP")
+        raise NoKernels("they are compiled on Linux only, with a compiler that has OpenMP")
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        raise NoCompiler(f"no C++ compiler found ({', '.join(names)})")
+        raise NoKernels(f"no C++ compiler found ({', '.join(names)})")
     for name, content in files.items():
         (work / name).write_bytes(content)
     objects = [Path(name).with_suffix(".o").name for name in _SOURCES]
@@ -157,20 +184,17 @@ def _compile(files: Mapping[str, bytes], options: Sequence[str], work: Path) -> 
         [compiler, "-shared", *objects, "-o", "native.so"],
     )
     for step in steps:
-        try:
-            result = subprocess.run(
-                step,
-                cwd=work,
-                capture_output=True,
-                text=True,
-                timeout=_COMPILE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoCompiler(f"{compiler} cannot be run: {error}") from error
+        result = subprocess.run(
+            step,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_SECONDS,
+            check=False,
+        )
         if result.returncode:
             lines = result.stderr.strip().splitlines() or ["no message"]
-            raise NoCompiler(f"{compiler} failed: {lines[-1]}")
+            raise NoKernels(f"{compiler} failed: {lines[-1]}")
     return work / "native.so"
 
 
@@ -178,11 +202,11 @@ def _instruction_flags() -> tuple[str, ...]:
     """Return the compiler flags of the CPU's instruction set, or of the one the environment names.
 
     Raises:
-        NoCompiler: The environment disables compiled kernels, or names an unknown set.
+        NoKernels: The environment disables compiled kernels, or names an unknown set.
     """
     target = os.environ.get(KERNELS, "native")
     if target == "plain":
-        raise NoCompiler(f"{KERNELS} is set to plain")
+        raise NoKernels(f"{KERNELS} is set to plain")
     if target not in _MARCH:
-        raise NoCompiler(f"{KERNELS} must be plain or one of {', '.join(_MARCH)}, got {target!r}")
+        raise NoKernels(f"{KERNELS} must be plain or one of {', '.join(_MARCH)}, got {target!r}")
     return (f"-march={_MARCH[target]}",)

@@ -7,19 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.native_library import bind_functions
-
-_P, _I = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES = {
-    "supports_matmul": (),
-    "matmul": (_P, _I, _P, _P, _P, _I, _I, _I, _I),
-    "pack_tiles": (_P, _I, _I, _P, _I, _I),
-}
 # Inputs of a tile, and outputs of a panel of two tiles. Must equal INPUTS and PANEL in matmul.cpp.
 _INPUTS, _PANEL = 32, 32
 
@@ -28,15 +19,7 @@ class PackedMatmul:
     """Call the C++ operation of a library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = bind_functions(library, _SIGNATURES)
-
-    @classmethod
-    def of_library(cls, library: ctypes.CDLL) -> Self | None:
-        """Return the operation, or None if this processor or the library's dtype has none."""
-        matmul = cls(library)
-        supports = matmul._functions["supports_matmul"]
-        supports.restype = ctypes.c_int32
-        return matmul if supports() else None
+        self._library = library
 
     @staticmethod
     def fits(inputs: int) -> bool:
@@ -60,9 +43,7 @@ class PackedMatmul:
         if out is None:
             out = torch.empty(math.prod(shape), dtype=torch.int32)
         packed = out[: math.prod(shape)].view(shape)
-        self._functions["pack_tiles"](
-            weight.data_ptr(), *weight.stride(), packed.data_ptr(), inputs, outputs
-        )
+        self._library.pack_tiles(weight, *weight.stride(), packed, inputs, outputs)
         return packed
 
     @staticmethod
@@ -98,15 +79,5 @@ class PackedMatmul:
             x = x.contiguous()
         if out is None:
             out = x.new_empty((x.shape[0], outputs))
-        self._functions["matmul"](
-            x.data_ptr(),
-            x.stride(0),
-            packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            out.stride(0),
-            x.shape[0],
-            x.shape[1],
-            outputs,
-        )
+        self._library.matmul(x, x.stride(0), packed, bias, out, out.stride(0), *x.shape, outputs)
         return out

@@ -7,7 +7,6 @@ imports modules for most of a second. Serving does not need them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 import torch
@@ -40,17 +39,21 @@ def find_wrong_kernel(ops: Ops) -> str | None:
 
     It runs on the device of the operations.
     """
-    training = () if ops.training is None else _check_training(ops.training, ops.dtype)
-    matmul = () if ops.matmul is None else _check_matmul(ops.matmul, ops.dtype)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for name, actual, expected in chain(_check_serving(ops), training, matmul):
-            difference = (actual.float() - expected.float()).abs().max()
-            # Written so that NaN is wrong too.
-            if not difference <= _TOLERANCE[ops.dtype] * expected.float().abs().max().clamp(
-                min=1.0
-            ):
-                return name
+        own, reference = (list(_serve(each)) for each in (ops, Ops(ops.device, ops.dtype)))
+        checks = [
+            (name, actual, expected)
+            for (name, actual), (_, expected) in zip(own, reference, strict=True)
+        ]
+        if ops.training is not None:
+            checks += _check_training(ops.training, ops.dtype)
+        if ops.matmul is not None:
+            checks += _check_matmul(ops.matmul, ops.dtype)
+    for name, actual, expected in checks:
+        largest = expected.float().abs().max().clamp(min=1.0)
+        # Written so that NaN is wrong too.
+        if not (actual.float() - expected.float()).abs().max() <= _TOLERANCE[ops.dtype] * largest:
+            return name
     return None
 
 
@@ -110,74 +113,55 @@ def _compute_twice(ops: Ops) -> Iterator[tuple[Tensor, Tensor]]:
         yield both[:1], whole[-1:]
 
 
-def _check_serving(ops: Ops) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _serve(ops: Ops) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and a result of each operation of serving, the same each time."""
+    torch.manual_seed(0)
     dtype, device = ops.dtype, ops.device
-    reference = Ops(device, dtype)
-    x = torch.randn(5, 48, dtype=dtype).to(device)
-    weight = torch.randn(48, dtype=dtype).to(device)
-    yield "rms_norm", ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
-    grads = [each.rms_norm_backward(x, weight, x.flip(0), 1e-5) for each in (ops, reference)]
-    yield "rms_norm_backward", grads[0], grads[1]
-    yield "argmax", ops.argmax(x), reference.argmax(x)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype).to(device)
+
+    x, weight = random(5, 48), random(48)
+    yield "rms_norm", ops.rms_norm(x, weight, 1e-5)
+    yield "rms_norm_backward", ops.rms_norm_backward(x, weight, x.flip(0), 1e-5)
+    yield "argmax", ops.argmax(x)
 
     source = np.random.default_rng(0).standard_normal((2, 3, 40)).astype(np.float16)
-    packed = [torch.zeros((2, 40, 3), dtype=dtype).transpose(1, 2) for _ in range(2)]
-    for each, target in zip((ops, reference), packed, strict=True):
-        each.pack_weights(source, target, 0.5)
-    yield "pack_weights", packed[0], packed[1]
+    packed = torch.zeros((2, 40, 3), dtype=dtype).transpose(1, 2)
+    ops.pack_weights(source, packed, 0.5)
+    yield "pack_weights", packed
 
-    weights = StackedLoRAWeights(
-        torch.randn(3, 1, 16, 48, dtype=dtype).to(device) / 7,
-        torch.randn(3, 1, 8, 40, dtype=dtype).to(device) / 7,
-        (24, 40),
-    )
-    mapping = LoRAMapping(
-        torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32, device=device),
-        torch.tensor([0, 8, 8], dtype=torch.int32, device=device),
-    )
-    outputs = [torch.zeros(5, 40, dtype=dtype, device=device) for _ in range(2)]
-    for each, y in zip((ops, reference), outputs, strict=True):
-        each.apply_lora(x, y, mapping, weights, 0)
+    weights = StackedLoRAWeights(random(3, 1, 16, 48) / 7, random(3, 1, 8, 40) / 7, (24, 40))
+    slots = torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32, device=device)
+    ranks = torch.tensor([0, 8, 8], dtype=torch.int32, device=device)
+    y = torch.zeros(5, 40, dtype=dtype, device=device)
+    ops.apply_lora(x, y, LoRAMapping(slots, ranks), weights, 0)
     # Slot 0 is zero in a bank. Here it is not, and only the reference adds it.
-    adapted = mapping.slots > 0
-    yield "apply_lora", outputs[0][adapted], outputs[1][adapted]
+    yield "apply_lora", y[slots > 0]
 
     count, heads, kv_heads, dim = KV_BLOCK_SIZE + 9, 4, 2, 16
-    q, k, v = (
-        torch.randn(count, n, dim, dtype=dtype).to(device) for n in (heads, kv_heads, kv_heads)
-    )
+    q, k, v = (random(count, n, dim) for n in (heads, kv_heads, kv_heads))
     # The row's first block is block 2 of the cache, its second one block 1.
     blocks = torch.tensor([2, 1], dtype=torch.int32, device=device)
     places = torch.arange(3 * KV_BLOCK_SIZE, device=device).view(3, -1)
     kv_indices = places[blocks].flatten()[:count]
     lengths = torch.tensor([count], dtype=torch.int32, device=device)
     metadata = AttentionMetadata(kv_indices, blocks[None], lengths)
-    caches = []
-    for each in (ops, reference):
-        keys = ops.zeros(3, kv_heads, dim, KV_BLOCK_SIZE)
-        caches.append(KVLayer(keys, ops.zeros(3, kv_heads, KV_BLOCK_SIZE, dim)))
-        each.write_kv(k, v, caches[-1], metadata)
-    for actual, expected in zip(*caches, strict=True):
-        yield "write_kv", actual, expected
-    qkv, shape = torch.cat([q, k, v], dim=1).flatten(1), Heads(heads, kv_heads, dim, 0.25, 0)
-    cos, sin = (torch.randn(count, dim, dtype=dtype).to(device) for _ in range(2))
-    actual, expected = (
-        each.rotate_and_write_kv(qkv, cos, sin, shape, cache, metadata)
-        for each, cache in zip((ops, reference), caches, strict=True)
+    kv = KVLayer(
+        ops.zeros(3, kv_heads, dim, KV_BLOCK_SIZE), ops.zeros(3, kv_heads, KV_BLOCK_SIZE, dim)
     )
-    yield "rotate_and_write_kv", actual, expected
-    yield "rotate_and_write_kv", caches[0].keys, caches[1].keys
+    ops.write_kv(k, v, kv, metadata)
+    yield "write_kv", kv.keys.clone()
+    yield "write_kv", kv.values.clone()
+    qkv, shape = torch.cat([q, k, v], dim=1).flatten(1), Heads(heads, kv_heads, dim, 0.25, 0)
+    cos, sin = random(count, dim), random(count, dim)
+    yield "rotate_and_write_kv", ops.rotate_and_write_kv(qkv, cos, sin, shape, kv, metadata)
+    yield "rotate_and_write_kv", kv.keys
     chunk = PrefillChunk(0, 11, count, blocks)
     for softcap, window in ((0.0, 0), (0.0, 7), (5.0, 0)):
         params = AttentionParams(0.25, softcap, window)
-        actual, expected = (
-            each.paged_attention(q[-1:], caches[1], metadata, params) for each in (ops, reference)
-        )
-        yield "paged_attention", actual, expected
-        actual, expected = (
-            each.prefill_attention(q[-11:], caches[1], chunk, params) for each in (ops, reference)
-        )
-        yield "prefill_attention", actual, expected
+        yield "paged_attention", ops.paged_attention(q[-1:], kv, metadata, params)
+        yield "prefill_attention", ops.prefill_attention(q[-11:], kv, chunk, params)
 
 
 def _check_training(ops: TrainingOps, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -233,7 +217,7 @@ def _check_training_attention(
     q, k, v = (torch.randn(6, n * 16, dtype=dtype) for n in (4, 2, 2))
     no_rotation = torch.ones(6, 16, dtype=dtype), torch.zeros(6, 16, dtype=dtype)
     segment = Segments(torch.tensor([[0, 6, 0, 0, 0]]), torch.empty(0, dtype=torch.int64), 6)
-    inputs = AttentionInputs(q, k, v, *no_rotation, segment, Heads(4, 2, 16, 0.25, 0))
+    inputs = AttentionInputs((q, k, v), *no_rotation, segment, Heads(4, 2, 16, 0.25, 0))
     out, lse = ops.attention(inputs)
     # [kv_heads, heads of each, tokens, dim]
     q32, k32, v32 = (t.float().view(6, 2, -1, 16).permute(1, 2, 0, 3) for t in (q, k, v))

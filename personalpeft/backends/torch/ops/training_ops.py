@@ -14,19 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.native_library import bind_functions
-
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_SIGNATURES = {
-    "attention": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P),
-    "attention_backward": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P, _P, _I, _P, _P, _P),
-    "silu_and_mul": (_P, _P, _I, _I),
-    "silu_and_mul_backward": (_P, _P, _P, _I, _I),
-    "logsumexp": (_P, _P, _I, _I),
-    "token_logprob_backward": (_P, _P, _P, _P, _P, _I, _I),
-    "kl_div": (_P, _P, _P, _P, _P, _I, _I),
-    "kl_div_backward": (_P, _P, _P, _P, _P, _P, _I, _I),
-}
 # Heads are padded to a multiple of this. Must equal LANES in training.cpp.
 _LANES = 16
 
@@ -63,18 +50,15 @@ class AttentionInputs:
     """What attention over a packed sequence is computed from.
 
     Attributes:
-        q: ``[T, heads * dim]`` before the rotary embedding; only rows must be contiguous.
-        k: ``[T, kv_heads * dim]``, like ``q``.
-        v: ``[T, kv_heads * dim]``.
+        qkv: Queries ``[T, heads * dim]``, and keys and values ``[T, kv_heads * dim]``, before the
+            rotary embedding; only rows must be contiguous.
         cos: ``[T, dim]``.
         sin: ``[T, dim]``.
         segments: The paths.
         heads: The shape of attention.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    qkv: tuple[Tensor, Tensor, Tensor]
     cos: Tensor
     sin: Tensor
     segments: Segments
@@ -82,16 +66,18 @@ class AttentionInputs:
 
     def packed(self) -> tuple[Any, ...]:
         """Return the inputs as arguments of the C++ operations."""
-        heads, segments, qkv = self.heads, self.segments, (self.q, self.k, self.v)
-        sizes = (len(self.q), heads.heads, heads.kv_heads, heads.dim)
-        numbers = (*sizes, *(tensor.stride(0) for tensor in qkv), heads.window)
+        heads, segments = self.heads, self.segments
+        sizes = (len(self.qkv[0]), heads.heads, heads.kv_heads, heads.dim)
+        numbers = (*sizes, *(tensor.stride(0) for tensor in self.qkv), heads.window)
         return (
-            *addresses(*qkv, self.cos, self.sin),
+            *self.qkv,
+            self.cos,
+            self.sin,
             (ctypes.c_int64 * len(numbers))(*numbers),
             heads.scaling,
-            segments.table.data_ptr(),
+            segments.table,
             len(segments.table),
-            segments.ancestors.data_ptr(),
+            segments.ancestors,
         )
 
 
@@ -99,17 +85,17 @@ class TrainingOps:
     """Call the C++ operations of a library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = bind_functions(library, _SIGNATURES)
+        self._library = library
 
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Return the attention of each token over its path, and each softmax's log-sum-exp.
 
         The first is ``[T, heads * dim]``, the second float32 ``[T, heads]``.
         """
-        q, heads = inputs.q, inputs.heads
+        q, heads = inputs.qkv[0], inputs.heads
         out = q.new_empty((len(q), heads.heads * heads.dim))
         lse = torch.empty((len(q), heads.heads), dtype=torch.float32)
-        self._functions["attention"](*inputs.packed(), *addresses(out, lse))
+        self._library.attention(*inputs.packed(), out, lse)
         return out, lse
 
     def attention_backward(
@@ -126,30 +112,26 @@ class TrainingOps:
         heads, total = inputs.heads, inputs.segments.total
         padded_dim = -(-heads.dim // _LANES) * _LANES
         path_grads = torch.empty((2, total, heads.kv_heads, padded_dim), dtype=torch.float32)
-        self._functions["attention_backward"](
-            *inputs.packed(), *addresses(grad, lse, path_grads), total, *addresses(*outputs)
-        )
+        self._library.attention_backward(*inputs.packed(), grad, lse, path_grads, total, *outputs)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """Return ``silu(gate) * up`` (Shazeer 2020) of ``[..., 2 * size]``, gate first."""
         size = x.shape[-1] // 2
         out = x.new_empty((*x.shape[:-1], size))
-        self._functions["silu_and_mul"](*addresses(x, out), out.numel() // size, size)
+        self._library.silu_and_mul(x, out, out.numel() // size, size)
         return out
 
     def silu_and_mul_backward(self, x: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of ``silu_and_mul`` with respect to ``x``."""
         out = torch.empty_like(x)
         size = x.shape[-1] // 2
-        self._functions["silu_and_mul_backward"](
-            *addresses(x, grad, out), grad.numel() // size, size
-        )
+        self._library.silu_and_mul_backward(x, grad, out, grad.numel() // size, size)
         return out
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """Return ``log(sum(exp(row)))`` of each row of ``[n, size]``, float32."""
         out = torch.empty(len(logits), dtype=torch.float32)
-        self._functions["logsumexp"](*addresses(logits, out), len(logits), logits.shape[1])
+        self._library.logsumexp(logits, out, len(logits), logits.shape[1])
         return out
 
     def token_logprob_backward(
@@ -164,9 +146,7 @@ class TrainingOps:
             grad: Gradient of each log-prob, ``[n]``.
         """
         out = torch.empty_like(logits)
-        self._functions["token_logprob_backward"](
-            *addresses(logits, lse, tokens, grad, out), *logits.shape
-        )
+        self._library.token_logprob_backward(logits, lse, tokens, grad, out, *logits.shape)
         return out
 
     def kl_div(self, p: Tensor, p_lse: Tensor, q: Tensor, q_lse: Tensor) -> Tensor:
@@ -179,7 +159,7 @@ class TrainingOps:
             q_lse: Their log-sum-exp, ``[n]``.
         """
         out = torch.empty(len(p), dtype=torch.float32)
-        self._functions["kl_div"](*addresses(p, p_lse, q, q_lse, out), *p.shape)
+        self._library.kl_div(p, p_lse, q, q_lse, out, *p.shape)
         return out
 
     def kl_div_backward(
@@ -195,10 +175,5 @@ class TrainingOps:
             grad: Gradient of each row's divergence, ``[n]``.
         """
         out = torch.empty_like(q)
-        self._functions["kl_div_backward"](*addresses(p, p_lse, q, q_lse, grad, out), *q.shape)
+        self._library.kl_div_backward(p, p_lse, q, q_lse, grad, out, *q.shape)
         return out
-
-
-def addresses(*tensors: Tensor) -> tuple[int, ...]:
-    """Return where the numbers of tensors lie in memory, for a C++ operation."""
-    return tuple(tensor.data_ptr() for tensor in tensors)

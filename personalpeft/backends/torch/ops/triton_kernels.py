@@ -204,77 +204,6 @@ def write_kv(k, v, keys, values, kv_indices, heads, dim, WRITE_SIZE: tl.constexp
 
 
 @triton.jit
-def attend(
-    query,
-    keys,
-    values,
-    blocks,
-    kv,
-    kv_heads,
-    begin,
-    end,
-    first,
-    last_visible,
-    num_visible,
-    window,
-    scaling,
-    softcap,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):
-    """Return the attention over some blocks, and its log-sum-exp (base 2); of none: 0 and -inf.
-
-    Args:
-        query: ``[rows, WIDTH]``.
-        blocks: The blocks of the sequence, in order.
-        kv: The head of keys.
-        begin, end: The range of ``blocks``.
-        first, last_visible: The range of positions that any of the queries sees.
-        num_visible: How many positions each query sees, ``[rows]``.
-
-    Returns:
-        float32 ``[rows, WIDTH]`` and ``[rows]``.
-    """
-    d, j = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
-    row_max = tl.full([query.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([query.shape[0]], tl.float32)
-    sums = tl.zeros([query.shape[0], WIDTH], tl.float32)
-    for offset in range(begin, end):
-        target = (tl.load(blocks + offset).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
-        key = tl.load(
-            keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
-        )
-        no_scores = tl.zeros([query.shape[0], BLOCK], tl.float32)
-        scores = multiply(query, key, no_scores, query.dtype) * scaling
-        if SOFTCAP:
-            # tanh; beyond 20 it is 1 in float32.
-            scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
-        position = offset * BLOCK + j
-        seen = position[None, :] < num_visible[:, None]
-        if window > 0:
-            seen = seen & (position[None, :] >= num_visible[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        # Before a query has seen a key, its maximum is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(row_max - shift)
-        # Masked, because former rows may have left NaN, and 0 * NaN is NaN.
-        valid = (position >= first) & (position < last_visible)
-        value = tl.load(
-            values + target + j[:, None] * DIM + d[None, :],
-            mask=valid[:, None] & (d < DIM)[None, :],
-            other=0.0,
-        )
-        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], value.dtype)
-        total = total * rescale + tl.sum(weights, 1)
-        row_max = new_max
-    total = tl.where(total > 0, total, 1.0)
-    return sums / total[:, None], row_max + tl.log2(total)
-
-
-@triton.jit
 def merge(sums, total, lse_max, part, part_lse):
     """Return attention that was merged so far with one more part, by their log-sum-exp.
 
@@ -374,25 +303,45 @@ def paged_attention(
     total = tl.zeros([m.shape[0]], tl.float32)
     sums = tl.zeros([m.shape[0], WIDTH], tl.float32)
     for split in range(first_split, end_split):
-        part, part_lse = attend(
-            query,
-            keys,
-            values,
-            blocks,
-            kv,
-            kv_heads,
+        j = tl.arange(0, BLOCK)
+        part_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
+        part_total = tl.zeros([m.shape[0]], tl.float32)
+        part = tl.zeros([m.shape[0], WIDTH], tl.float32)
+        for offset in range(
             tl.maximum(begin, split * SPLIT_BLOCKS),
             tl.minimum(end, split * SPLIT_BLOCKS + SPLIT_BLOCKS),
-            first,
-            last_visible,
-            num_visible,
-            window,
-            scaling,
-            softcap,
-            DIM,
-            WIDTH,
-            SOFTCAP,
-        )
+        ):
+            target = (tl.load(blocks + offset).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
+            key = tl.load(
+                keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
+            )
+            no_scores = tl.zeros([m.shape[0], BLOCK], tl.float32)
+            scores = multiply(query, key, no_scores, query.dtype) * scaling
+            if SOFTCAP:
+                # tanh; beyond 20 it is 1 in float32.
+                scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
+            position = offset * BLOCK + j
+            seen = position[None, :] < num_visible[:, None]
+            if window > 0:
+                seen = seen & (position[None, :] >= num_visible[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+            new_max = tl.maximum(part_max, tl.max(scores, 1))
+            # Before a query has seen a key, its maximum is -inf, and -inf - -inf would be NaN.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.exp2(scores - shift[:, None])
+            rescale = tl.exp2(part_max - shift)
+            # Masked, because former rows may have left NaN, and 0 * NaN is NaN.
+            valid = (position >= first) & (position < last_visible)
+            value = tl.load(
+                values + target + j[:, None] * DIM + d[None, :],
+                mask=valid[:, None] & (d < DIM)[None, :],
+                other=0.0,
+            )
+            part = multiply(weights.to(value.dtype), value, part * rescale[:, None], value.dtype)
+            part_total = part_total * rescale + tl.sum(weights, 1)
+            part_max = new_max
+        part_total = tl.where(part_total > 0, part_total, 1.0)
+        part, part_lse = part / part_total[:, None], part_max + tl.log2(part_total)
         if TOKENS:
             sums, total, lse_max = merge(sums, total, lse_max, part, part_lse)
         else:

@@ -18,6 +18,7 @@ from personalpeft.backends.torch.ops.base import (
     AttentionParams,
     KVLayer,
     LoRAMapping,
+    NoKernels,
     Ops,
     PrefillChunk,
     StackedLoRAWeights,
@@ -32,10 +33,6 @@ _SPLIT_BLOCKS: int = triton_kernels.SPLIT_BLOCKS.value
 _WRITE_SIZE = 1024
 # Query rows of a tile of attention.
 _QUERY_ROWS = 64
-
-
-class NoTriton(RuntimeError):
-    """The kernels could not be compiled or run. The message is a reason for ``doctor``."""
 
 
 class TritonOps(Ops):
@@ -90,34 +87,17 @@ class TritonOps(Ops):
         self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
         tokens, heads, dim = q.shape
-        splits = triton.cdiv(metadata.block_table.shape[1], _SPLIT_BLOCKS)
-        out = torch.empty_like(q)
-        partial = (
-            out
-            if splits == 1
-            else torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
-        )
-        lse = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
-        _launch_attention(
-            (tokens, kv.keys.shape[1], splits),
-            q,
-            partial,
-            lse,
-            kv,
-            metadata.block_table,
-            metadata.lengths,
-            params,
-        )
+        table, lengths = metadata.block_table, metadata.lengths
+        splits = triton.cdiv(table.shape[1], _SPLIT_BLOCKS)
+        out = partial = torch.empty_like(q)
+        if splits > 1:
+            partial = q.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
+        lse = q.new_empty((tokens, heads, splits), dtype=torch.float32)
+        grid = (tokens, kv.keys.shape[1], splits)
+        _launch_attention(grid, q, partial, lse, kv, table, lengths, params)
         if splits > 1:
             triton_kernels.merge_splits[(tokens, heads)](
-                partial,
-                lse,
-                out,
-                metadata.lengths,
-                params.window,
-                splits,
-                DIM=dim,
-                WIDTH=_width(dim),
+                partial, lse, out, lengths, params.window, splits, DIM=dim, WIDTH=_width(dim)
             )
         return out
 
@@ -128,18 +108,9 @@ class TritonOps(Ops):
         kv_heads = kv.keys.shape[1]
         query_tokens = max(1, _QUERY_ROWS // triton.next_power_of_2(q.shape[1] // kv_heads))
         blocks = chunk.blocks.to(q.device)
-        _launch_attention(
-            (triton.cdiv(len(q), query_tokens), kv_heads, 1),
-            q,
-            out,
-            out,
-            kv,
-            blocks,
-            blocks,
-            params,
-            length=chunk.length,
-            query_tokens=query_tokens,
-        )
+        grid = (triton.cdiv(len(q), query_tokens), kv_heads, 1)
+        # No kernel reads log-sum-exps or lengths of rows here.
+        _launch_attention(grid, q, out, out, kv, blocks, blocks, params, chunk.length, query_tokens)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -155,24 +126,20 @@ class TritonOps(Ops):
 
     def _split_tiles(self, ends: tuple[int, ...]) -> tuple[Tensor, int]:
         """Return tiles of outputs within one section (begin, end, section), and their alignment."""
-        cached = self._tiles.get(ends)
-        if cached is None:
+        if ends not in self._tiles:
             sections = enumerate(zip((0, *ends), ends, strict=False))
             tiles = [
                 (start, min(start + _OUTPUTS, end), section)
                 for section, (begin, end) in sections
                 for start in range(begin, end, _OUTPUTS)
             ]
-            cached = (
-                torch.tensor(tiles, dtype=torch.int32, device=self.device),
-                math.gcd(16, *ends),
-            )
-            self._tiles[ends] = cached
-        return cached
+            on_device = torch.tensor(tiles, dtype=torch.int32, device=self.device)
+            self._tiles[ends] = on_device, math.gcd(16, *ends)
+        return self._tiles[ends]
 
 
 def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
-    """Return the operations after a trial of each. Raise ``NoTriton`` if one fails.
+    """Return the operations after a trial of each. Raise ``NoKernels`` if one fails.
 
     They claim to be batch-invariant where the trial shows it: a compiler may choose other
     instructions for another kernel.
@@ -183,9 +150,9 @@ def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
         ops.batch_invariant = not depends_on_batch(ops)
     except Exception as error:  # A compiler, a linker, a driver: each fails in its own way.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise NoTriton(f"Triton kernels do not run here: {lines[-1]}") from error
+        raise NoKernels(f"Triton kernels do not run here: {lines[-1]}") from error
     if wrong:
-        raise NoTriton(f"Triton's {wrong} gives wrong results here")
+        raise NoKernels(f"Triton's {wrong} gives wrong results here")
     return ops
 
 
@@ -198,7 +165,6 @@ def _launch_attention(
     table: Tensor,
     lengths: Tensor,
     params: AttentionParams,
-    *,
     length: int = 0,
     query_tokens: int = 0,
 ) -> None:

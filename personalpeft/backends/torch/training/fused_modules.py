@@ -48,11 +48,8 @@ def install_fused_modules(module: nn.Module, ops: Ops) -> bool:
     training = ops.training
     modules = [(path, part, type(part).__name__) for path, part in module.named_modules()]
     attention = [part for _, part, kind in modules if kind.endswith("Attention")]
-    fused_attention = (
-        training is not None
-        and all(_supports_fusion(part) for part in attention)
-        and bool(attention)
-    )
+    fused_attention = training is not None and bool(attention)
+    fused_attention &= all(map(_supports_fusion, attention))
     # Inner modules first: replacing the outer one changes the path to them.
     for path, part, kind in reversed(modules):
         replacement: nn.Module | None = None
@@ -183,16 +180,14 @@ class _FusedAttention(nn.Module):
         super().__init__()
         self.inner = inner
         self._ops = ops
-        config, dim = inner.config, int(inner.head_dim)
-        window = getattr(inner, "sliding_window", None)
-        if type(inner).__name__ == "MistralAttention":
-            window = getattr(config, "sliding_window", None)
+        config = inner.config
+        has_window = config if type(inner).__name__ == "MistralAttention" else inner
         self._heads = Heads(
-            int(config.num_attention_heads),
-            int(config.num_key_value_heads),
-            dim,
-            float(inner.scaling),
-            window or 0,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            inner.head_dim,
+            inner.scaling,
+            getattr(has_window, "sliding_window", None) or 0,
         )
         self._fused_qkv = _are_grouped(inner.q_proj, inner.k_proj, inner.v_proj) and not (
             hasattr(inner, "q_norm") or hasattr(inner, "k_norm")
@@ -225,8 +220,8 @@ class _FusedAttention(nn.Module):
                 q, k = inner.q_norm(q.view(tokens, -1, dim)), inner.k_norm(k.view(tokens, -1, dim))
             inputs = tuple(t.reshape(tokens, -1) for t in (q, k, v))
         cos, sin = (t[0].contiguous() for t in position_embeddings)
-        args = (cos, sin, segments, self._heads, self._ops)
-        out = apply_function(_AttentionFunction, *args, *inputs)
+        shared = (cos, sin, segments, self._heads)
+        out = apply_function(_AttentionFunction, self._ops, shared, *inputs)
         return inner.o_proj(out[None]), None
 
     def _attend_cache(
@@ -251,34 +246,26 @@ class _AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        cos: Tensor,
-        sin: Tensor,
-        segments: Segments,
-        heads: Heads,
-        ops: TrainingOps,
-        *inputs: Tensor,
+        ctx: Any, ops: TrainingOps, shared: tuple[Tensor, Tensor, Segments, Heads], *qkv: Tensor
     ) -> Tensor:
-        out, lse = ops.attention(
-            AttentionInputs(*_split_heads(inputs, heads), cos, sin, segments, heads)
-        )
-        ctx.save_for_backward(cos, sin, lse, *inputs)
-        ctx.args = segments, heads, ops
+        out, lse = ops.attention(AttentionInputs(_split_heads(qkv, shared[-1]), *shared))
+        ctx.save_for_backward(lse, *qkv)
+        ctx.args = ops, shared
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, lse, *inputs = ctx.saved_tensors
-        segments, heads, ops = ctx.args
+        lse, *qkv = ctx.saved_tensors
+        ops, shared = ctx.args
         # With the inputs' strides: the kernel uses the same for both.
-        input_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs]
+        qkv_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in qkv]
         ops.attention_backward(
-            AttentionInputs(*_split_heads(inputs, heads), cos, sin, segments, heads),
+            AttentionInputs(_split_heads(qkv, shared[-1]), *shared),
             grads[0].contiguous(),
             lse,
-            _split_heads(input_grads, heads),
+            _split_heads(qkv_grads, shared[-1]),
         )
-        return None, None, None, None, None, *input_grads
+        return None, None, *qkv_grads
 
 
 def _split_heads(inputs: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,26 +16,44 @@ from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.packing import PackedSequence, pack
 
 
-@dataclass(frozen=True)
-class PolicyOutputs:
-    """Outputs for one continuation, from logits ``[n, vocabulary]``; log-probs are float32."""
+@dataclass(frozen=True, eq=False)
+class TorchOutputs:
+    """Outputs for one continuation; log-probs are float32.
 
-    logits: Tensor
+    References keep their hidden states, because logits are a hundred times as large. Logits
+    computed from them have the same bits each time.
+
+    Attributes:
+        source: Logits ``[n, vocabulary]`` of the policy, or hidden states ``[n, size]`` of a
+            reference.
+        tokens: The scored tokens, ``[n]``.
+        model: Computes.
+        is_reference: Whether the outputs are of the stack below.
+    """
+
+    source: Tensor
     tokens: Tensor
     model: ModelRunner
+    is_reference: bool = False
 
-    @cached_property
+    @property
+    def logits(self) -> Tensor:
+        if not self.is_reference:
+            return self.source
+        with torch.no_grad():
+            return self.model.logits(self.source)
+
+    @property
     def logp(self) -> Tensor:
         return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
 
     @cached_property
     def token_logp(self) -> Tensor:
-        training = self.model.ops.training
+        training, logits = self.model.ops.training, self.logits.contiguous()
         if training is None:
-            logits32 = self.logits.float()
+            logits32 = logits.float()
             picked = logits32.gather(1, self.tokens[:, None])[:, 0]
             return picked - torch.logsumexp(logits32, dim=-1)
-        logits = self.logits.contiguous()
         return differentiable(
             lambda logits, lse, tokens: logits.gather(1, tokens[:, None])[:, 0].float() - lse,
             training.token_logprob_backward,
@@ -46,8 +64,8 @@ class PolicyOutputs:
 
     def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
         # All outputs of one loss are of this backend.
-        logits = cast(PolicyOutputs | ReferenceOutputs, reference).logits
-        p, q = logits[reference_run].detach(), self.logits[run]
+        p = cast(TorchOutputs, reference).logits[reference_run].detach()
+        q = self.logits[run]
         training = self.model.ops.training
         if training is None:
             log_p, log_q = (
@@ -65,43 +83,9 @@ class PolicyOutputs:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ReferenceOutputs:
-    """Outputs of the stack below for one continuation.
-
-    It keeps the hidden states, because the logits are a hundred times as large. Logits computed
-    from them have the same bits each time.
-    """
-
-    hidden: Tensor
-    tokens: Tensor
-    model: ModelRunner
-
-    @cached_property
-    def token_logp(self) -> Tensor:
-        with torch.no_grad():
-            return self._policy.token_logp
-
-    @property
-    def logits(self) -> Tensor:
-        return self._policy.logits
-
-    @property
-    def logp(self) -> Tensor:
-        return self._policy.logp
-
-    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
-        return self._policy.kl_div(run, reference, reference_run)
-
-    @property
-    def _policy(self) -> PolicyOutputs:
-        with torch.no_grad():
-            return PolicyOutputs(self.model.logits(self.hidden), self.tokens, self.model)
-
-
 def read_outputs(
     model: ModelRunner, items: Sequence[Continuation], packed: PackedSequence | None = None
-) -> list[PolicyOutputs]:
+) -> list[TorchOutputs]:
     """Return the outputs of each continuation, in one pass. The caller holds the model's lock.
 
     ``packed`` has the same continuations, packed in groups; None packs them in one group.
@@ -109,6 +93,6 @@ def read_outputs(
     logits = model.logits(model.hidden(packed or pack(items)))
     parts = torch.split(logits, [len(item.completion) for item in items])
     return [
-        PolicyOutputs(own, torch.tensor(item.scored, device=own.device), model)
+        TorchOutputs(own, torch.tensor(item.scored, device=own.device), model)
         for item, own in zip(items, parts, strict=True)
     ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from personalpeft.backends.torch.autograd import apply_function
 from personalpeft.backends.torch.lora_layers import FrozenLinear, ProjectionGroup
 
 
-@dataclass(frozen=True, slots=True)
-class FusedLoRAWeights:
+class FusedLoRAWeights(NamedTuple):
     """A and B of one group for all layers.
 
     Attributes:
@@ -54,8 +53,7 @@ class TrainedSegment:
     """Tokens of a pass that go through one session's A and B, and through frozen ones below.
 
     Args:
-        begin: The first token.
-        end: The token after the last one.
+        tokens: Which ones.
         halves: ``<projection>.A`` ``[layers, rank, inputs]`` and ``.B`` ``[layers, outputs, rank]``.
         scaling: Factor of B (alpha / rank).
         groups: The model's groups of projections.
@@ -68,26 +66,23 @@ class TrainedSegment:
 
     def __init__(
         self,
-        begin: int,
-        end: int,
+        tokens: slice,
         halves: Mapping[str, Tensor],
         scaling: float,
         groups: Sequence[ProjectionGroup],
         below: Sequence[FusedLoRAWeights | None],
         dtype: torch.dtype,
     ) -> None:
-        self.begin, self.end = begin, end
+        self.tokens = tokens
         self._halves, self._scaling, self._groups = halves, scaling, groups
         self.slices: list[_Slice | None] = []
         for group, frozen in zip(groups, below, strict=True):
-            own = self._fuse(group, dtype)
-            parts = [part for part in (frozen, own) if part is not None]
+            parts = [part for part in (frozen, self._fuse(group, dtype)) if part is not None]
             if not parts:
                 self.slices.append(None)
                 continue
-            a = torch.cat([part.a for part in parts], dim=1)
-            b = torch.cat([part.b for part in parts], dim=1)
-            first = a.shape[1] - (0 if own is None else own.a.shape[1])
+            a, b = (torch.cat(halves, dim=1) for halves in zip(*parts, strict=True))
+            first = 0 if frozen is None else frozen.a.shape[1]
             a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
             self.slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
 
@@ -136,9 +131,7 @@ class TrainedSegments:
         self._flow = torch.zeros((), device=device, requires_grad=True)
 
     def multiply(self, frozen: FrozenLinear, group: int, layer: int, x: Tensor) -> Tensor:
-        slices = [
-            (s.begin, s.end, part) for s in self._segments if (part := s.slices[group]) is not None
-        ]
+        slices = [(s.tokens, part) for s in self._segments if (part := s.slices[group]) is not None]
         y: Tensor = apply_function(_LoRAProductFunction, x, self._flow, frozen, slices, layer)
         return y
 
@@ -150,16 +143,16 @@ class _LoRAProductFunction(torch.autograd.Function):
         x: Tensor,
         flow: Tensor,
         frozen: FrozenLinear,
-        slices: list[tuple[int, int, _Slice]],
+        slices: list[tuple[slice, _Slice]],
         layer: int,
     ) -> Tensor:
         y = frozen.multiply(x)
         x_rows, out = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         shrunk = []
-        for begin, end, part in slices:
+        for tokens, part in slices:
             with _fixed_order(x_rows):
-                shrunk.append(_rows(x_rows, begin, end) @ part.a[layer].t())
-                _rows(out, begin, end).addmm_(shrunk[-1], part.b[layer])
+                shrunk.append(x_rows[tokens] @ part.a[layer].t())
+                out[tokens].addmm_(shrunk[-1], part.b[layer])
         ctx.save_for_backward(x_rows, *shrunk)
         ctx.args = frozen, slices, layer
         return y
@@ -172,26 +165,17 @@ class _LoRAProductFunction(torch.autograd.Function):
         grad_rows = grad.view(-1, grad.shape[-1])
         # The first layer's inputs are embeddings and need no gradient.
         input_grad = frozen.multiply_transposed(grad) if ctx.needs_input_grad[0] else None
-        for (begin, end, part), shrunk_rows in zip(slices, shrunk, strict=True):
-            out_grad, inputs = _rows(grad_rows, begin, end), _rows(x_rows, begin, end)
+        for (tokens, part), shrunk_rows in zip(slices, shrunk, strict=True):
+            out_grad, inputs = grad_rows[tokens], x_rows[tokens]
             with _fixed_order(x_rows):
                 shrunk_grad = out_grad @ part.b[layer].t()
                 if input_grad is not None:
-                    _rows(input_grad.view(-1, input_grad.shape[-1]), begin, end).addmm_(
-                        shrunk_grad, part.a[layer]
-                    )
-                if part.trained_from:
-                    shrunk_grad, shrunk_rows = (
-                        shrunk_grad[:, part.trained_from :],
-                        shrunk_rows[:, part.trained_from :],
-                    )
-                torch.mm(shrunk_grad.t(), inputs, out=part.a_grad[layer])
-                torch.mm(shrunk_rows.t(), out_grad, out=part.b_grad[layer])
+                    input_rows = input_grad.view(-1, input_grad.shape[-1])
+                    input_rows[tokens].addmm_(shrunk_grad, part.a[layer])
+                trained = slice(part.trained_from, None)
+                torch.mm(shrunk_grad[:, trained].t(), inputs, out=part.a_grad[layer])
+                torch.mm(shrunk_rows[:, trained].t(), out_grad, out=part.b_grad[layer])
         return input_grad, None, None, None, None
-
-
-def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
-    return tensor if end - begin == len(tensor) else tensor[begin:end]
 
 
 def _fixed_order(x: Tensor) -> AbstractContextManager[None]:
@@ -199,6 +183,5 @@ def _fixed_order(x: Tensor) -> AbstractContextManager[None]:
 
     In float32 the library divides them by it. They take little of a pass, so one thread suffices.
     """
-    return (
-        limit_threads(1) if x.dtype == torch.float32 and x.device.type == "cpu" else nullcontext()
-    )
+    is_divided = x.dtype == torch.float32 and x.device.type == "cpu"
+    return limit_threads(1) if is_divided else nullcontext()

@@ -32,14 +32,14 @@ class PackedSequence:
         positions: ``[n]``.
         segments: Runs of nodes, each the child of the one before. Each node is in one of them.
         reads: For each continuation the nodes whose outputs predict its completion tokens.
-        ends: Where each group ends.
+        groups: The tokens of each group.
     """
 
     tokens: Tensor
     positions: Tensor
     segments: Segments
     reads: tuple[Tensor, ...]
-    ends: tuple[int, ...]
+    groups: tuple[slice, ...]
 
     @property
     def visible(self) -> Tensor:
@@ -60,14 +60,13 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
     ancestors: list[int] = []
     total = 0
     reads = []
-    ends = []
+    spans = []
     for group in groups:
+        first = len(tokens)
         children: dict[tuple[int, int], int] = {}
         for item in group:
             if not item.prompt or not item.completion:
-                raise ValueError(
-                    "a continuation needs a prompt and a completion of at least one token"
-                )
+                raise ValueError("a continuation must have a prompt and a completion, got none")
             node, path, begin = -1, [], len(tokens)
             # The last completion token predicts nothing that is scored.
             for depth, token in enumerate((*item.prompt, *item.completion[:-1])):
@@ -89,17 +88,16 @@ def pack(*groups: Sequence[Continuation]) -> PackedSequence:
             tokens += [group[0].prompt[0]] * missing
             positions += range(missing)
             total += missing
-        ends.append(len(tokens))
+        spans.append(slice(first, len(tokens)))
+    segments = Segments(
+        torch.tensor(table, dtype=torch.int64), torch.tensor(ancestors, dtype=torch.int64), total
+    )
     return PackedSequence(
         torch.tensor(tokens, dtype=torch.int64),
         torch.tensor(positions, dtype=torch.int64),
-        Segments(
-            torch.tensor(table, dtype=torch.int64),
-            torch.tensor(ancestors, dtype=torch.int64),
-            total,
-        ),
+        segments,
         tuple(reads),
-        tuple(ends),
+        tuple(spans),
     )
 
 

@@ -26,7 +26,7 @@ from personalpeft.backends.base import Continuation
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.backends.torch.lora_layers import ActiveLoRA
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.training.logprobs import ReferenceOutputs
+from personalpeft.backends.torch.training.logprobs import TorchOutputs
 from personalpeft.backends.torch.training.packing import group_by_prefix, pack
 from personalpeft.file_system import read_checked_file, write_checked_file
 from personalpeft.types import canonical_digest
@@ -57,15 +57,12 @@ class ReferenceCache:
         self._model = model
         self._file = cache / "generic" / name if cache else None
         # The model's lock guards all of these.
-        self._outputs: WeakValueDictionary[tuple[str | None, Continuation], ReferenceOutputs] = (
-            WeakValueDictionary()
-        )
+        self._outputs = WeakValueDictionary[tuple[str | None, Continuation], TorchOutputs]()
         self._general: dict[str, Tensor] | None = None
-        self._num_stored = 0
 
     def read(
         self, items: Mapping[Continuation, bool], stack: str | None, active: ActiveLoRA | None
-    ) -> dict[Continuation, ReferenceOutputs]:
+    ) -> dict[Continuation, TorchOutputs]:
         """Return the reference outputs of continuations.
 
         Args:
@@ -82,7 +79,6 @@ class ReferenceCache:
         with self._model.exclusive():
             if self._general is None:
                 self._general = self._load()
-                self._num_stored = len(self._general)
             general = self._general
             for item in items:
                 outputs = self._outputs.get((stack, item))
@@ -92,6 +88,7 @@ class ReferenceCache:
                 if outputs is not None:
                     found[item] = outputs
         missing = [item for item in items if item not in found]
+        has_new = False
         limit = _PASS_TOKENS if self._model.packing_invariant else 0
         for places in group_by_prefix(missing, limit, limit):
             group = [missing[place] for place in places]
@@ -102,25 +99,25 @@ class ReferenceCache:
                     # A copy, which does not hold the whole pass in memory.
                     found[item] = self._keep(stack, item, hidden.clone())
                     if item in names and len(general) < _MAX_STORED:
-                        general[names[item]] = found[item].hidden.cpu()
-        self._save()
+                        general[names[item]] = found[item].source.cpu()
+                        has_new = True
+        if has_new:
+            self._save(dict(general))
         return found
 
-    def _keep(self, stack: str | None, item: Continuation, hidden: Tensor) -> ReferenceOutputs:
+    def _keep(self, stack: str | None, item: Continuation, hidden: Tensor) -> TorchOutputs:
         hidden = hidden.to(self._model.where.device)
         tokens = torch.tensor(item.scored, device=hidden.device)
-        outputs = self._outputs[stack, item] = ReferenceOutputs(hidden, tokens, self._model)
+        outputs = self._outputs[stack, item] = TorchOutputs(
+            hidden, tokens, self._model, is_reference=True
+        )
         return outputs
 
-    def _save(self) -> None:
-        # A copy, to which another session adds nothing.
-        known = dict(self._general or {})
-        if self._file is None or len(known) == self._num_stored:
+    def _save(self, known: dict[str, Tensor]) -> None:
+        if self._file is None:
             return
-        self._num_stored = len(known)
-        data = safetensors.torch.save(known)
         try:
-            write_checked_file(self._file, data)
+            write_checked_file(self._file, safetensors.torch.save(known))
         except OSError as error:
             reason = type(error).__name__
             _log.info("Reference outputs cannot be cached in %s: %s.", self._file, reason)
@@ -131,9 +128,6 @@ class ReferenceCache:
             if data is not None:
                 return safetensors.torch.load(data)
         except (OSError, SafetensorError) as error:
-            _log.info(
-                "Reference outputs cannot be read from %s (%s) and are computed again.",
-                self._file,
-                type(error).__name__,
-            )
+            reason = type(error).__name__
+            _log.info("Reference outputs cannot be read from %s: %s.", self._file, reason)
         return {}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,8 @@ from personalpeft.backends.openmp import release_threads
 from personalpeft.backends.torch.lora_bank import LoRABank
 from personalpeft.backends.torch.lora_layers import group_projections
 from personalpeft.backends.torch.model_runner import ModelRunner
-from personalpeft.backends.torch.training.logprobs import (
-    PolicyOutputs,
-    ReferenceOutputs,
-    read_outputs,
-)
-from personalpeft.backends.torch.training.lora_autograd import (
-    TrainedSegment,
-    TrainedSegments,
-)
+from personalpeft.backends.torch.training.logprobs import TorchOutputs, read_outputs
+from personalpeft.backends.torch.training.lora_autograd import TrainedSegment, TrainedSegments
 from personalpeft.backends.torch.training.packing import pack, split_by_size
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
@@ -80,9 +73,15 @@ class TorchSession:
         self._below = bank.single_adapter_lora(spec.base_key)
         self._below_weights = bank.fused_weights(spec.base_key)
         self._halves = _initial_halves(model, spec)
-        self._moments = {name: _no_moments(half) for name, half in self._halves.items()}
+        # The halves and AdamW's state, which the fused step reads on the device.
+        self._state: dict[str, Tensor] = {}
+        for name, half in self._halves.items():
+            self._state[name] = half
+            self._state[f"{name}.step"] = torch.zeros((), device=half.device)
+            self._state[f"{name}.exp_avg"] = torch.zeros_like(half)
+            self._state[f"{name}.exp_avg_sq"] = torch.zeros_like(half)
         self._reference_cache = references
-        self._references: dict[Continuation, ReferenceOutputs] = {}
+        self._references: dict[Continuation, TorchOutputs] = {}
         self.is_open = True
         model.open_session()
 
@@ -98,11 +97,10 @@ class TorchSession:
         (loss,) = _step([_SessionTerms(self, terms)], [learning_rate])
         return loss
 
-    def segment(self, begin: int, end: int) -> TrainedSegment:
+    def segment(self, tokens: slice) -> TrainedSegment:
         """Return the current weights, over those below, for these tokens of a pass."""
         return TrainedSegment(
-            begin,
-            end,
+            tokens,
             self._halves,
             self._spec.scaling,
             self._groups,
@@ -110,9 +108,7 @@ class TorchSession:
             self.model.where.dtype,
         )
 
-    def losses(
-        self, terms: Sequence[Loss], outputs: Mapping[Continuation, PolicyOutputs]
-    ) -> Tensor:
+    def losses(self, terms: Sequence[Loss], outputs: Mapping[Continuation, TorchOutputs]) -> Tensor:
         """Return the loss of each term."""
         losses = [
             term.loss(
@@ -123,9 +119,9 @@ class TorchSession:
         ]
         return torch.stack(losses)
 
-    def add_gradients(self, segment: TrainedSegment) -> None:
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Add the gradients of a pass to those of earlier passes."""
-        for name, grad in segment.gradients().items():
+        for name, grad in gradients.items():
             half = self._halves[name]
             half.grad = grad if half.grad is None else half.grad.add_(grad)
 
@@ -142,8 +138,10 @@ class TorchSession:
         norm = float(nn.utils.clip_grad_norm_(self._halves.values(), limit))
         grads = {name: half.grad for name, half in self._halves.items() if half.grad is not None}
         if grads and math.isfinite(norm):
-            moments = [self._moments[name] for name in grads]
-            steps = [each["step"] for each in moments]
+            steps, averages, squares = (
+                [self._state[f"{name}.{moment}"] for name in grads]
+                for moment in ("step", "exp_avg", "exp_avg_sq")
+            )
             with torch.no_grad():
                 torch._foreach_add_(steps, 1)
                 # torch.optim.AdamW calls the same operation, but its first use in a process
@@ -151,8 +149,8 @@ class TorchSession:
                 torch._fused_adamw_(
                     [self._halves[name] for name in grads],
                     list(grads.values()),
-                    [each["exp_avg"] for each in moments],
-                    [each["exp_avg_sq"] for each in moments],
+                    averages,
+                    squares,
                     [],
                     steps,
                     lr=params.learning_rate,
@@ -177,28 +175,18 @@ class TorchSession:
         }
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        arrays: dict[str, npt.NDArray[np.float32]] = {}
-        for name, half in self._halves.items():
-            arrays[name] = _array(half)
-            for moment, value in self._moments[name].items():
-                arrays[f"{name}.{moment}"] = _array(value)
-        return arrays
+        return {name: _array(tensor) for name, tensor in self._state.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        for name, half in self._halves.items():
-            for suffix in ("", ".exp_avg", ".exp_avg_sq", ".step"):
-                array = state.get(name + suffix)
-                fits = array is not None and (
-                    array.size == 1 if suffix == ".step" else array.shape == tuple(half.shape)
-                )
-                if array is None or not fits or not np.isfinite(array).all():
-                    raise ValueError(f"the saved session does not fit: {name}{suffix}")
+        for name, tensor in self._state.items():
+            array = state.get(name)
+            shape = tuple(tensor.shape) or (1,)
+            if array is None or np.atleast_1d(array).shape != shape or not np.isfinite(array).all():
+                raise ValueError(f"the saved session does not fit: {name}")
         self._clear_gradients()
         with torch.no_grad():
-            for name, half in self._halves.items():
-                half.copy_(_tensor(state[name]))
-                for moment, value in self._moments[name].items():
-                    value.copy_(_tensor(state[f"{name}.{moment}"]).reshape(value.shape))
+            for name, tensor in self._state.items():
+                tensor.copy_(_tensor(state[name]).reshape(tensor.shape))
 
     def _clear_gradients(self) -> None:
         for half in self._halves.values():
@@ -206,7 +194,7 @@ class TorchSession:
 
     def close(self) -> None:
         self._references.clear()
-        self._moments.clear()
+        self._state.clear()
         if self.is_open:
             self.is_open = False
             self.model.close_session()
@@ -310,17 +298,13 @@ def _run_pass(
     """
     model = parts[0].session.model
     packed = pack(*(part.continuations for part in parts))
-    begins = (0, *packed.ends[:-1])
-    segments = [
-        part.session.segment(begin, end)
-        for part, begin, end in zip(parts, begins, packed.ends, strict=True)
-    ]
+    segments = [part.session.segment(each) for part, each in zip(parts, packed.groups, strict=True)]
     with (
         model.exclusive(TrainedSegments(segments, model.where.device)),
         torch.set_grad_enabled(backward),
     ):
-        items = chain.from_iterable(part.continuations for part in parts)
-        outputs = iter(read_outputs(model, list(items), packed))
+        items = [item for part in parts for item in part.continuations]
+        outputs = iter(read_outputs(model, items, packed))
         read = [{item: next(outputs) for item in part.continuations} for part in parts]
         losses = []
         for part, own in zip(parts, read, strict=True):
@@ -331,31 +315,19 @@ def _run_pass(
             torch.stack(totals).sum().backward()
             for part, segment in zip(parts, segments, strict=True):
                 model.let_step_go_first()
-                part.session.add_gradients(segment)
-        return [
-            (
-                float(total.detach()),
-                [
-                    ForwardResult(
-                        loss,
-                        tuple(_array(own[item].token_logp) for item in term.continuations)
-                        if logprobs
-                        else (),
-                    )
-                    for term, loss in zip(part.terms, each.tolist(), strict=True)
-                ],
-            )
-            for part, own, each, total in zip(parts, read, losses, totals, strict=True)
-        ]
-
-
-def _no_moments(half: Tensor) -> dict[str, Tensor]:
-    """Return AdamW's initial state. The fused step reads all of it on the device."""
-    return {
-        "step": torch.zeros((), device=half.device),
-        "exp_avg": torch.zeros_like(half, requires_grad=False),
-        "exp_avg_sq": torch.zeros_like(half, requires_grad=False),
-    }
+                part.session.add_gradients(segment.gradients())
+        results = []
+        for part, own, each, total in zip(parts, read, losses, totals, strict=True):
+            found = [
+                [_array(own[item].token_logp) for item in term.continuations if logprobs]
+                for term in part.terms
+            ]
+            own_results = [
+                ForwardResult(loss, tuple(arrays))
+                for loss, arrays in zip(each.tolist(), found, strict=True)
+            ]
+            results.append((float(total.detach()), own_results))
+        return results
 
 
 def _initial_halves(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
