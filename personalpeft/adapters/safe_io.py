@@ -21,13 +21,13 @@ from personalpeft.types import parse_strict_json
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
 _MEMORY_FACTOR, _BYTES_A_SECOND = 8, 1 << 22
-DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
+_DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
 class Fault(AdapterError):
     """What is wrong with a file, as the rest of a sentence that ``naming`` begins."""
 
-    def __init__(self, message: str, *, hint: str = DAMAGED) -> None:
+    def __init__(self, message: str, *, hint: str = _DAMAGED) -> None:
         super().__init__(message, hint=hint)
 
 
@@ -61,7 +61,7 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         except Fault:
             raise
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reason = getattr(error, "strerror", None) or error
             hint = "Check the path and who may read it."
             raise Fault(f"cannot be read: {reason}.", hint=hint) from error
 

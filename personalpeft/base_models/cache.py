@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import MANIFEST, hash_files
@@ -204,29 +203,13 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
         yield
     except PersonalPeftError:
         raise
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            f"{card.name} cannot be prepared in {cache}: {error}.",
-            hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written.",
-        ) from error
     # tokenizers raises a plain Exception, and transformers errors of its own, for files of strangers.
     except Exception as error:
-        if _is_full(cache):
-            raise WeightsError(
-                f"{card.name} cannot be prepared in {cache}: its disk is full.",
-                hint="Make room there, or set PERSONALPEFT_CACHE to a folder on another disk.",
-            ) from error
         raise WeightsError(
-            f"{card.name} cannot be converted: {error}.",
-            hint="This version of transformers or gguf may not know this kind of model.",
+            f"{card.name} cannot be prepared in {cache}: {error}.",
+            hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written. "
+            "This version of transformers or gguf may also not know this kind of model.",
         ) from error
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        return shutil.disk_usage(folder).free < 1 << 20
-    except OSError:
-        return False
 
 
 def _temporary_folder(entry: Path) -> Path:

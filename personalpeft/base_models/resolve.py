@@ -38,7 +38,7 @@ from personalpeft.base_models.files import (
     weight_files,
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
-from personalpeft.base_models.gguf.file import gguf_file, join_parts
+from personalpeft.base_models.gguf.file import gguf_file
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.to_safetensors import unpack_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
@@ -77,7 +77,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         check_digest(card, weights, str(parts[0]))
         entry = prepare(
             canonical_digest([weights, "config"]),
-            lambda into: write_gguf_config(join_parts(card, parts, cache), into, report),
+            lambda into: write_gguf_config(gguf_file(card, cache) or parts[0], into, report),
         )
         return _base(card, entry.folder, cache, entry, weights, _GGUF_TOKENIZER)
 
@@ -193,12 +193,8 @@ def _base(
     )
     try:
         last = end_of_turn(base)
-    except CardError:
-        raise
     except InvalidInput as error:
-        raise CardError(
-            f"The chat template of {card.name} refuses a plain chat: {error}", hint=error.hint
-        ) from error
+        raise CardError(f"{card.name}: {error.message}", hint=error.hint) from error
     stops = (*((last,) if last else ()), *card.stop_tokens, *facts.stops)
     return replace(
         base, stop_tokens=tuple(dict.fromkeys(stops)), tool_format=find_tool_format(base)

@@ -26,7 +26,6 @@ import numpy.typing as npt
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import (
-    DAMAGED,
     CheckedFiles,
     Fault,
     check_adapter_files,
@@ -156,13 +155,10 @@ def _check_digest(data: bytes, metadata: Mapping[str, object]) -> None:
 
 def _alpha(metadata: Mapping[str, object], names: GgufNames) -> float:
     """Check the file's metadata and return alpha, where 0 means a scaling of 1."""
-    if (metadata.get("general.type"), metadata.get("adapter.type")) != ("adapter", "lora"):
-        raise Fault("is not a LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
-    if _ACTIVATED in metadata:
-        raise Fault(
-            "is an activated LoRA (aLoRA), which cannot be imported.",
-            hint="Train it again as plain LoRA.",
-        )
+    kind = (metadata.get("general.type"), metadata.get("adapter.type"))
+    # An activated LoRA computes something else where its tokens do not occur.
+    if kind != ("adapter", "lora") or _ACTIVATED in metadata:
+        raise Fault("is no plain LoRA.", hint="Give a GGUF file that holds a plain LoRA adapter.")
     architecture = metadata.get("general.architecture")
     if architecture != names.architecture:
         raise Fault(
@@ -217,7 +213,7 @@ def read_gguf(data: bytes) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
     try:
         header = parse_header(data)
     except GgufFault as fault:
-        raise Fault(str(fault), hint=fault.hint or DAMAGED) from fault
+        raise Fault(str(fault), hint=fault.hint) from fault
     start = header.begin
     arrays: dict[str, Matrix] = {}
     for name, info in header.tensors.items():

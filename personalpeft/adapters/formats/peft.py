@@ -76,12 +76,7 @@ def export_peft(
     with naming(f"layer {manifest.layer}"):
         check_adapter(adapter, architecture=architecture)
         about = {"manifest": canonical_manifest(manifest)}
-    config = build_config(
-        rank=manifest.rank,
-        scaling=manifest.scaling,
-        targets=list(adapter.weights),
-        base_name=base_name,
-    )
+    config = build_config(manifest.rank, manifest.scaling, adapter.weights, base_name)
     _write_folder(folder, config, peft_tensors(adapter.weights, manifest.rank, architecture), about)
 
 
@@ -118,7 +113,7 @@ def export_stack_peft(
             hint="Teach it something first.",
         )
     weights = concatenate(whole)
-    config = build_config(rank=whole.rank, scaling=1.0, targets=list(weights), base_name=base_name)
+    config = build_config(whole.rank, 1.0, weights, base_name)
     _write_folder(folder, config, peft_tensors(weights, whole.rank, architecture), {"stack": about})
 
 
@@ -225,7 +220,11 @@ def _join(
     for name in arrays:
         match = pattern.fullmatch(name)
         if match is None:
-            raise _describe_unpaired_tensor(name, architecture)
+            raise Fault(
+                f"{safe_repr(name)} is no LoRA matrix of a projection in {architecture.block_path}.",
+                hint="Only LoRA on the projections of the base's blocks is taken, without biases and "
+                "magnitudes (DoRA); train it again on those alone.",
+            )
         matches[name] = match
     largest = max((config.rank_of(match[1]) for match in matches.values()), default=config.r)
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
@@ -257,24 +256,6 @@ _ANOTHER_BASE = (
     "It was trained on another base, or its config does not belong to it. "
     "Open the base that it was trained on."
 )
-
-
-def _describe_unpaired_tensor(name: str, architecture: Architecture) -> Fault:
-    hint = (
-        "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
-    )
-    reasons = {
-        "adapts the embeddings or the output head": "embed" in name or "lm_head" in name,
-        "is DoRA": "lora_magnitude_vector" in name,
-        "holds a bias": name.endswith("bias"),
-    }
-    for what, applies in reasons.items():
-        if applies:
-            return Fault(f"{what} ({safe_repr(name)}).", hint=hint)
-    return Fault(
-        f"{safe_repr(name)} is not a LoRA matrix of a projection in {architecture.block_path}.",
-        hint=hint,
-    )
 
 
 def _provenance(
