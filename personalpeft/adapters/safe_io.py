@@ -9,18 +9,20 @@ import hashlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from personalpeft.errors import AdapterError, InvalidInput, map_write_errors
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.types import parse_strict_json
 
+T = TypeVar("T")
+
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
-_MEMORY_FACTOR, _BYTES_A_SECOND = 8, 1 << 22
 _DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
@@ -66,47 +68,41 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
             raise Fault(f"cannot be read: {reason}.", hint=hint) from error
 
 
-class CheckedFiles:
-    """Reads files and keeps their digests, or checks them against known ones.
+def read_untrusted(
+    path: Path, parse: Callable[[bytes], T], *, limit: int = FILE_LIMIT
+) -> tuple[T, str]:
+    """Read a file, have a child with limits parse its bytes, and parse them here.
 
     Args:
-        checked: What ``sandbox.run_reader`` returned; None in the child, which returns its own.
-    """
-
-    def __init__(self, checked: Mapping[str, str] | None = None) -> None:
-        self._checked = checked
-        self.digests: dict[str, str] = {}
-
-    def read(self, path: Path, *, limit: int = FILE_LIMIT) -> bytes:
-        """Read as ``read_file`` does. Raises ``AdapterError`` also for bytes that changed."""
-        data = read_file(path, limit=limit)
-        digest = self.digests[str(path)] = hashlib.sha256(data).hexdigest()
-        if self._checked is not None and self._checked.get(str(path)) != digest:
-            raise AdapterError(f"{path}: changed while it was read.", hint="Import it again.")
-        return data
-
-
-def check_adapter_files(reader: str, path: Path) -> CheckedFiles:
-    """Have a child with limits parse an adapter first.
-
-    Args:
-        reader: A function of the path, as ``module:name``.
-        path: A file, or a folder with files.
+        path: The file.
+        parse: A function of a module. It raises ``Fault``.
+        limit: The most bytes that are read.
 
     Returns:
-        A reader of the same bytes.
+        What ``parse`` returned, and the SHA-256 of the bytes.
 
     Raises:
-        AdapterError: The reader refused the adapter, or ended without a result.
+        AdapterError: The file cannot be read or parsed, or the child ended without a result.
     """
-    try:
-        files = path.iterdir() if path.is_dir() else [path]
-        size = min(sum(file.stat().st_size for file in files), FILE_LIMIT)
-    except OSError:
-        size = 0  # The reader says what is wrong with it.
-    limits = Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
-    arguments = {"path": str(path)}
-    return CheckedFiles(run_reader(reader, arguments, limits, source=str(path), error=AdapterError))
+    data = read_file(path, limit=limit)
+    run_reader(
+        f"{__name__}:parse_in_child",
+        {"parser": f"{parse.__module__}:{parse.__name__}", "source": str(path)},
+        Limits.for_files(len(data), memory_factor=8, bytes_a_second=1 << 22),
+        source=str(path),
+        error=AdapterError,
+        data=data,
+    )
+    with naming(path):
+        return parse(data), hashlib.sha256(data).hexdigest()
+
+
+def parse_in_child(parser: str, source: str, data: bytes) -> Mapping[str, str]:
+    """Parse bytes in a child of ``sandbox``."""
+    module, _, name = parser.partition(":")
+    with naming(source):
+        getattr(import_module(module), name)(data)
+    return {}
 
 
 def parse_json(data: bytes | str, *, what: str, depth: int = DEPTH_LIMIT) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from personalpeft.adapters.safe_io import Fault, safe_repr
-from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Matrix
+from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.errors import AdapterError, suggest_nearest
 from personalpeft.types import Architecture
 
@@ -43,11 +43,8 @@ def check_adapter(
         Fault: A check failed.
     """
     manifest = adapter.manifest
-    if base is not None and manifest.base != base:
-        raise Fault(
-            f"was built for base {shorten(manifest.base)}, the base in use is {shorten(base)}.",
-            hint=_OTHER_BASE,
-        )
+    if base is not None:
+        check_base(manifest, base)
     blocks, rank = _check_weights(adapter.weights, numbers=numbers)
     if manifest.rank != rank:
         raise Fault(f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
@@ -57,6 +54,16 @@ def check_adapter(
         )
     if architecture is not None:
         _check_architecture(adapter.weights, blocks, architecture)
+
+
+def check_base(manifest: Manifest, base: str) -> None:
+    """Raise ``Fault`` unless an adapter is for a base, given by its digest."""
+    if manifest.base != base:
+        raise Fault(
+            f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
+            f"the base in use is {shorten(base)}.",
+            hint=_OTHER_BASE,
+        )
 
 
 def is_finite(matrix: Matrix) -> bool:

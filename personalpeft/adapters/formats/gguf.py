@@ -25,13 +25,7 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
-from personalpeft.adapters.safe_io import (
-    CheckedFiles,
-    Fault,
-    check_adapter_files,
-    naming,
-    safe_repr,
-)
+from personalpeft.adapters.safe_io import Fault, naming, read_untrusted, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, stack_blocks
 from personalpeft.base_models.gguf.header import GgufFault, Value, parse_header
@@ -109,13 +103,9 @@ def import_gguf_lora(
         AdapterError: The file is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
-    files = check_adapter_files(f"{__name__}:check_gguf_lora", path)
+    (metadata, tensors), file_digest = read_untrusted(path, read_gguf)
+    digest = canonical_digest(["gguf", file_digest])
     with naming(path):
-        data = files.read(path)
-        metadata, tensors = read_gguf(data)
-        _check_digest(data, metadata)
-        del data
-        digest = canonical_digest(["gguf", files.digests[str(path)]])
         alpha = _alpha(metadata, names)
         unpadded = _stack_tensors(tensors, architecture, names)
         for name, pair in unpadded.items():
@@ -133,14 +123,6 @@ def import_gguf_lora(
         adapter = Adapter(manifest, weights)
         check_adapter(adapter, architecture=architecture, base=base)
     return adapter
-
-
-def check_gguf_lora(path: str) -> Mapping[str, str]:
-    """Parse a GGUF file in a child of ``sandbox``, and return its digest."""
-    files = CheckedFiles()
-    with naming(path):
-        read_gguf(files.read(Path(path)))
-    return files.digests
 
 
 def _check_digest(data: bytes, metadata: Mapping[str, object]) -> None:
@@ -230,4 +212,5 @@ def read_gguf(data: bytes) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
         # A slice copies, since the offset may not be aligned.
         arrays[name] = to_array(data[start:end], dtype, info.shape)
         start = -(-end // header.alignment) * header.alignment
+    _check_digest(data, header.metadata)
     return header.metadata, arrays

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from personalpeft.adapters.formats.safetensors_reader import HEADER_LIMIT, Tensors, read_tensors
+from personalpeft.adapters.formats.safetensors_reader import HEADER_LIMIT, read_tensors
 from personalpeft.adapters.manifest import (
     FORMAT,
     canonical_manifest,
@@ -78,22 +78,19 @@ def unpack(
         AdapterError: It is damaged, hostile, or does not fit.
     """
     with naming(source):
-        tensors = read_tensors(data)
-        adapter = Adapter(_manifest(tensors), _read_weights(tensors.arrays))
+        metadata, arrays = read_tensors(data)
+        adapter = Adapter(_manifest(metadata), _read_weights(arrays))
         check_adapter(adapter, architecture=architecture, base=base, numbers=not known)
     return adapter
 
 
-def _manifest(tensors: Tensors) -> Manifest:
-    if tensors.metadata.keys() != {METADATA_KEY}:
-        hint = (
-            "Only files that personalpeft packed can be read here; a PEFT folder can be imported."
-        )
+def _manifest(metadata: Mapping[str, str]) -> Manifest:
+    if metadata.keys() != {METADATA_KEY}:
         raise Fault(
-            f"has no manifest, or more than one (found {safe_repr(sorted(tensors.metadata))}).",
-            hint=hint,
+            f"has no manifest, or more than one (found {safe_repr(sorted(metadata))}).",
+            hint="Give a file that personalpeft packed. A PEFT folder can be imported.",
         )
-    about = parse_object(tensors.metadata[METADATA_KEY], what="the manifest")
+    about = parse_object(metadata[METADATA_KEY], what="the manifest")
     # Check the version first: a newer format may have other keys, and is not damaged.
     check_format(about.get("format"), what="the file")
     if about.keys() != {"format", "manifest"}:

@@ -32,16 +32,15 @@ from personalpeft.adapters.manifest import (
     manifest_from_json,
 )
 from personalpeft.adapters.safe_io import (
-    CheckedFiles,
     Fault,
-    check_adapter_files,
     naming,
     parse_object,
+    read_untrusted,
     safe_repr,
     write_folder_atomically,
 )
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, projection_size, shorten, stack_blocks
+from personalpeft.adapters.validate import check_adapter, check_base, projection_size, stack_blocks
 from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
@@ -133,56 +132,38 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
         AdapterError: The folder is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
-    config, arrays, digest, about = _read_folder(
-        folder, check_adapter_files(f"{__name__}:check_peft_folder", folder)
-    )
-    with naming(folder / TENSOR_FILE):
-        weights = _join(arrays, config, architecture)
-    with naming(folder / PROVENANCE_FILE):
-        manifest = _provenance(about, digest, config, weights, layer=layer, base=base)
-    adapter = Adapter(manifest, weights)
-    with naming(folder / TENSOR_FILE):
-        check_adapter(adapter, architecture=architecture, base=base)
-    return adapter
-
-
-def check_peft_folder(path: str) -> Mapping[str, str]:
-    """Parse a PEFT folder in a child of ``sandbox``, and return the digests of its files."""
-    files = CheckedFiles()
-    _read_folder(Path(path), files)
-    return files.digests
-
-
-def _read_folder(
-    folder: Path, files: CheckedFiles
-) -> tuple[AdapterConfig, Mapping[str, Matrix], str, dict[str, Any] | None]:
-    """Return the config, the tensors, their file's SHA-256 and the provenance, if there is any."""
     path = folder / TENSOR_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise AdapterError(
             f"{folder / PICKLE_FILE}: is a pickle, which can run code.",
             hint="Load it with PEFT where you trust it, and save it as safetensors.",
         )
-    with naming(folder / CONFIG_FILE):
-        config = read_config(files.read(folder / CONFIG_FILE, limit=_CONFIG_LIMIT))
+    config, config_digest = read_untrusted(folder / CONFIG_FILE, read_config, limit=_CONFIG_LIMIT)
+    (_, arrays), digest = read_untrusted(path, read_tensors)
     with naming(path):
-        arrays = read_tensors(files.read(path)).arrays
+        weights = _join(arrays, config, architecture)
+    rank = next((pair.a.shape[1] for pair in weights.values()), config.r)
+    origin = {
+        "imported": "peft",
+        "tensors": digest,
+        "base_name": config.base_model_name_or_path[:200],
+    }
+    no_signals = canonical_digest([])
+    manifest = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, no_signals)
     provenance = folder / PROVENANCE_FILE
-    about = None
     if provenance.exists():
+        about, _ = read_untrusted(provenance, parse_provenance, limit=_PROVENANCE_LIMIT)
         with naming(provenance):
-            data = files.read(provenance, limit=_PROVENANCE_LIMIT)
-            about = parse_object(data, what="the provenance")
-            _check_digests(about, files.digests[str(folder / CONFIG_FILE)])
-    return config, arrays, files.digests[str(path)], about
+            manifest = _provenance(about, {"config": config_digest, "tensors": digest}, manifest)
+    adapter = Adapter(manifest, weights)
+    with naming(path):
+        check_adapter(adapter, architecture=architecture, base=base)
+    return adapter
 
 
-def _check_digests(about: Mapping[str, Any], config: str) -> None:
-    rest = {key: value for key, value in about.items() if key != "digest"}
-    if about.get("digest", None) not in (None, canonical_digest(rest)):
-        raise Fault("was changed since it was exported.", hint=_UNKNOWN_ORIGIN)
-    if about.get("config", config) != config:
-        raise Fault(f"tells of another configuration than {CONFIG_FILE}.", hint=_UNKNOWN_ORIGIN)
+def parse_provenance(data: bytes) -> dict[str, Any]:
+    """Return the object in the bytes of a ``personalpeft.json``. Raises ``Fault``."""
+    return parse_object(data, what="the provenance")
 
 
 def peft_tensors(
@@ -258,38 +239,30 @@ _ANOTHER_BASE = (
 )
 
 
-def _provenance(
-    about: dict[str, Any] | None,
-    digest: str,
-    config: AdapterConfig,
-    weights: Mapping[str, LoRAWeights],
-    *,
-    layer: str,
-    base: str,
-) -> Manifest:
-    """Return the manifest in ``personalpeft.json``, or a new one if ``about`` is None."""
-    origin = {
-        "imported": "peft",
-        "tensors": digest,
-        "base_name": config.base_model_name_or_path[:200],
-    }
-    rank = next(iter(weights.values())).a.shape[1] if weights else config.r
-    new = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, canonical_digest([]))
-    if about is None:
-        return new
+def _provenance(about: dict[str, Any], files: Mapping[str, str], new: Manifest) -> Manifest:
+    """Return the manifest that ``personalpeft.json`` describes.
+
+    Args:
+        about: The content of the file.
+        files: The digests of the other files of the folder.
+        new: The manifest of a folder without such a file.
+    """
     check_format(about.get("format"), what="the provenance")
-    if about.get("tensors") != digest:
-        raise Fault(f"tells of other tensors than those in {TENSOR_FILE}.", hint=_UNKNOWN_ORIGIN)
+    rest = {key: value for key, value in about.items() if key != "digest"}
+    found = {**files, "digest": canonical_digest(rest)}
+    # Earlier versions wrote the digest of the tensors only.
+    if "tensors" not in about or any(about.get(name, found[name]) != found[name] for name in found):
+        raise Fault("belongs to other files, or was changed.", hint=_UNKNOWN_ORIGIN)
     keys = about.keys() - {"config", "digest"}
     if keys == {"format", "tensors", "manifest"}:
         manifest = manifest_from_json(about["manifest"])
-        if not math.isclose(manifest.scaling, config.scaling, rel_tol=1e-6):
-            raise Fault(f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}.")
-        return replace(manifest, layer=layer)
+        if not math.isclose(manifest.scaling, new.scaling, rel_tol=1e-6):
+            raise Fault(f"says scaling {manifest.scaling}, {CONFIG_FILE} says {new.scaling}.")
+        return replace(manifest, layer=new.layer)
     if keys == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
-        layers = [_stack_layer(part, base) for part in about["stack"]]
+        layers = [_stack_layer(part, new.base) for part in about["stack"]]
         signals = canonical_digest([part.signals for part in layers])
-        return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
+        return replace(new, recipe={**new.recipe, "stack": about["stack"]}, signals=signals)
     raise Fault(f"the provenance has the keys {safe_repr(sorted(about))}.")
 
 
@@ -301,12 +274,7 @@ def _stack_layer(part: Any, base: str) -> Manifest:
     ):
         raise Fault(f"a layer of the stack is {safe_repr(part)}.")
     manifest = manifest_from_json(part["manifest"])
-    if manifest.base != base:
-        raise Fault(
-            f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
-            f"not for {shorten(base)}.",
-            hint="Open the base it was built for.",
-        )
+    check_base(manifest, base)
     return manifest
 
 
