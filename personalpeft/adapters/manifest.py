@@ -38,13 +38,11 @@ def check_format(value: Any, *, what: str) -> None:
         value: The version.
         what: The part of the file that has the version, for errors.
     """
-    if type(value) is int and value > FORMAT:
-        raise Fault(
-            f"{what} has format {safe_repr(value)}; this version reads up to {FORMAT}.",
-            hint="Update personalpeft to read it.",
-        )
     if type(value) is not int or value != FORMAT:
-        raise Fault(f"{what} must have format {FORMAT}, got {safe_repr(value)}.")
+        raise Fault(
+            f"{what} has format {safe_repr(value)}; this version reads {FORMAT}.",
+            hint="Update personalpeft to read a newer file. Otherwise it is damaged.",
+        )
 
 
 def canonical_manifest(manifest: Manifest) -> dict[str, Any]:

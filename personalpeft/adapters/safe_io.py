@@ -11,13 +11,12 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from personalpeft.errors import AdapterError, InvalidInput, map_write_errors
-from personalpeft.sandbox import Limits, run_reader
-from personalpeft.types import parse_strict_json
+from personalpeft.sandbox import Limits, find_function, run_reader
+from personalpeft.types import canonical_json, parse_strict_json
 
 T = TypeVar("T")
 
@@ -99,9 +98,8 @@ def read_untrusted(
 
 def parse_in_child(parser: str, source: str, data: bytes) -> Mapping[str, str]:
     """Parse bytes in a child of ``sandbox``."""
-    module, _, name = parser.partition(":")
     with naming(source):
-        getattr(import_module(module), name)(data)
+        find_function(parser)(data)
     return {}
 
 
@@ -114,12 +112,13 @@ def parse_json(data: bytes | str, *, what: str, depth: int = DEPTH_LIMIT) -> Any
         depth: How deep values may be nested.
 
     Raises:
-        Fault: It is not strict JSON, has a key twice, or is nested too deeply.
+        Fault: It is not strict JSON, has a key twice, is nested too deeply, or is no Unicode.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = parse_strict_json(text, unique_keys=True)
-        _check_plain(value, depth)
+        _check_depth(value, depth)
+        canonical_json(value).encode()  # Each text can be written as UTF-8 again.
     except UnicodeError as error:
         raise Fault(f"{what} is not UTF-8.") from error
     except RecursionError as error:
@@ -137,18 +136,12 @@ def parse_object(data: bytes | str, *, what: str) -> dict[str, Any]:
     return value
 
 
-def _check_plain(value: Any, depth: int) -> None:
-    """Nested no deeper than ``depth``, and every string can be written as UTF-8 again."""
-    if isinstance(value, str):
-        value.encode("utf-8")
-    elif isinstance(value, (dict, list)):
+def _check_depth(value: Any, depth: int) -> None:
+    if isinstance(value, dict | list):
         if depth == 0:
             raise ValueError("nested too deeply")
-        if isinstance(value, dict):
-            for key in value:
-                key.encode("utf-8")
         for inner in value.values() if isinstance(value, dict) else value:
-            _check_plain(inner, depth - 1)
+            _check_depth(inner, depth - 1)
 
 
 @contextmanager

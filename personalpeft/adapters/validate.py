@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
@@ -80,24 +80,27 @@ def shorten(digest: str) -> str:
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def projection_size(name: str, architecture: Architecture) -> tuple[int, int]:
-    """Return the inputs and outputs of a projection of the base.
+def match_tensors(
+    names: Iterable[str], pattern: re.Pattern[str], modules: Container[str]
+) -> dict[str, tuple[str, str]]:
+    """Return the module and the half ("A" or "B") of each tensor of a file, by its name.
 
     Args:
-        name: The projection.
-        architecture: The shapes of the base.
-
-    Raises:
-        Fault: The base has no such projection.
+        names: The names of the tensors.
+        pattern: Finds module and half in a name.
+        modules: The projections of the base's blocks, as the file names them.
     """
-    if name not in architecture.projections:
-        raise Fault(
-            f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) does not have.",
-            hint=suggest_nearest(
-                name, architecture.projections, what="projection that can be adapted"
-            ),
-        )
-    return architecture.projections[name]
+    found = {}
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is None or match[1] not in modules:
+            raise Fault(
+                f"{safe_repr(name)} is no LoRA matrix of a projection of the base.",
+                hint="Only LoRA on the projections that the base's card names is taken, without "
+                "biases and magnitudes (DoRA). Open its base, or train it again on those alone.",
+            )
+        found[name] = match[1], match[2].upper()
+    return found
 
 
 def stack_blocks(
@@ -182,7 +185,12 @@ def _check_architecture(
     weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture
 ) -> None:
     for name, pair in weights.items():
-        inputs, outputs = projection_size(name, architecture)
+        if name not in architecture.projections:
+            raise Fault(
+                f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) lacks.",
+                hint=suggest_nearest(name, architecture.projections, what="projection"),
+            )
+        inputs, outputs = architecture.projections[name]
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
             raise Fault(
                 f"{name} has {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, "

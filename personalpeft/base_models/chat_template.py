@@ -220,7 +220,7 @@ def end_of_turn(base: Base) -> str | None:
 def shows_messages(base: Base) -> bool:
     """Return whether the template writes the content of a message, in whatever case."""
     text = "personalpeft asks"
-    return text in _render(base, [Message("user", text)], add_generation_prompt=True).casefold()
+    return text in _render(base, [Message("user", text)]).casefold()
 
 
 def find_tool_format(base: Base) -> ToolFormat:

@@ -112,22 +112,18 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def weights_status(card: ModelCard) -> str:
     """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
-    source = card.source
     try:
-        if source.kind in ("package", "gguf"):
-            gguf_parts(card)
-        elif source.kind == "folder" and source.path is not None:
-            folder_files(card, source.path)
-        else:
-            return "from the hub" if source.kind == "hub" else "random"
+        digest = source_digest(card, lambda files: "")
     except WeightsError:
         return "missing"
+    if digest is None:
+        return "from the hub" if card.source.kind == "hub" else "random"
     return "here"
 
 
 def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
     """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -147,16 +143,12 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
             tqdm_class=Silent,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        reason = (
-            "HF_HUB_OFFLINE forbids downloads"
-            if constants.HF_HUB_OFFLINE
-            else f"the hub could not be reached: {first_line.removeprefix('Got: ').rstrip('.')}"
-        )
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise WeightsError(
             f"The weights of {card.name} are missing: {source.repo} is not on this machine, "
-            f"and {reason}.",
-            hint="Go online, or copy the model to this machine and give its folder as the base.",
+            f"and the hub gives no copy: {reason.removeprefix('Got: ').rstrip('.')}.",
+            hint="Go online without HF_HUB_OFFLINE, or copy the model to this machine and give its "
+            "folder as the base.",
         ) from error
     return Path(str(folder))
 

@@ -169,13 +169,8 @@ def _file_of(path: Path) -> Path | None:
     files = sorted(each for each in path.iterdir() if each.suffix.lower() == ".gguf")
     models = [each for each in files if "mmproj" not in each.name.lower()]
     if len(models) != 1:
-        if models:
-            raise NotFound(
-                f"There are {len(models)} GGUF files in {path}.",
-                hint=f"Give one of them: {models[0]}",
-            )
         raise NotFound(
-            f"There is no model in {path}.",
+            f"{path} has no config.json, and {len(models)} GGUF files of models.",
             hint="Give a GGUF file, or a folder with config.json and safetensors.",
         )
     return models[0]

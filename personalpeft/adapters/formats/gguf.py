@@ -27,7 +27,7 @@ from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import Fault, naming, read_untrusted, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, stack_blocks
+from personalpeft.adapters.validate import check_adapter, match_tensors, stack_blocks
 from personalpeft.base_models.gguf.header import GgufFault, Value, parse_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.ids import check_layer_name
@@ -165,14 +165,9 @@ def _stack_tensors(
         for block in range(architecture.blocks)
     }
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
-    for name, tensor in tensors.items():
-        match = _LORA.fullmatch(name)
-        if match is None or match[1] not in modules:
-            raise Fault(f"adapts {safe_repr(name)}, which the base's card does not name.")
-        projection, block = modules[match[1]]
-        halves.setdefault((projection, match[2].upper()), {})[block] = tensor
-    if not halves:
-        raise Fault("holds no tensors.")
+    for name, (module, half) in match_tensors(tensors, _LORA, modules).items():
+        projection, block = modules[module]
+        halves.setdefault((projection, half), {})[block] = tensors[name]
     return stack_blocks(halves, architecture.blocks)
 
 

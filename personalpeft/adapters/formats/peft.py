@@ -40,7 +40,7 @@ from personalpeft.adapters.safe_io import (
     write_folder_atomically,
 )
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, check_base, projection_size, stack_blocks
+from personalpeft.adapters.validate import check_adapter, check_base, match_tensors, stack_blocks
 from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
@@ -53,6 +53,7 @@ PICKLE_FILE = "adapter_model.bin"
 _CONFIG_LIMIT = 2**20
 _PROVENANCE_LIMIT = 2**24
 _PREFIX = "base_model.model"
+_LORA = re.compile(rf"{re.escape(_PREFIX)}\.(.+)\.lora_([AB])\.weight")
 _UNKNOWN_ORIGIN = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
 
 
@@ -142,7 +143,7 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
     (_, arrays), digest = read_untrusted(path, read_tensors)
     with naming(path):
         weights = _join(arrays, config, architecture)
-    rank = next((pair.a.shape[1] for pair in weights.values()), config.r)
+    rank = next(iter(weights.values())).a.shape[1]
     origin = {
         "imported": "peft",
         "tensors": digest,
@@ -193,35 +194,23 @@ def _join(
 
     Ranks below the largest are padded with zeros. A scaling of its own is multiplied into B.
     """
-    pattern = re.compile(
-        rf"{re.escape(_PREFIX)}\.({re.escape(architecture.block_path)}"
-        r"\.(0|[1-9][0-9]{0,5})\.(.+))\.lora_([AB])\.weight"
-    )
-    matches: dict[str, re.Match[str]] = {}
-    for name in arrays:
-        match = pattern.fullmatch(name)
-        if match is None:
-            raise Fault(
-                f"{safe_repr(name)} is no LoRA matrix of a projection in {architecture.block_path}.",
-                hint="Only LoRA on the projections of the base's blocks is taken, without biases and "
-                "magnitudes (DoRA); train it again on those alone.",
-            )
-        matches[name] = match
-    largest = max((config.rank_of(match[1]) for match in matches.values()), default=config.r)
+    modules = {
+        f"{architecture.block_path}.{block}.{projection}": (projection, block)
+        for projection in architecture.projections
+        for block in range(architecture.blocks)
+    }
+    matches = match_tensors(arrays, _LORA, modules)
+    largest = max(config.rank_of(module) for module, _ in matches.values())
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
-    for name, match in matches.items():
-        module, number, projection, half = match.groups()
-        block, array, rank = int(number), arrays[name], config.rank_of(module)
-        inputs, outputs = projection_size(projection, architecture)
-        if block >= architecture.blocks:
-            raise Fault(
-                f"adapts block {block}; the base has {architecture.blocks}.", hint=_ANOTHER_BASE
-            )
+    for name, (module, half) in matches.items():
+        (projection, block), array, rank = modules[module], arrays[name], config.rank_of(module)
+        inputs, outputs = architecture.projections[projection]
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
             raise Fault(
                 f"{name} has the shape {array.shape}; it would have to be {shape}.",
-                hint=_ANOTHER_BASE,
+                hint="It was trained on another base, or its config does not belong to it. "
+                "Open the base that it was trained on.",
             )
         scaling = config.scaling_of(module)
         if half == "B" and scaling != config.scaling:
@@ -231,12 +220,6 @@ def _join(
             array = np.pad(array, (padding, (0, 0)) if half == "A" else ((0, 0), padding))
         halves.setdefault((projection, half), {})[block] = array
     return stack_blocks(halves, architecture.blocks)
-
-
-_ANOTHER_BASE = (
-    "It was trained on another base, or its config does not belong to it. "
-    "Open the base that it was trained on."
-)
 
 
 def _provenance(about: dict[str, Any], files: Mapping[str, str], new: Manifest) -> Manifest:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from personalpeft.base_models.files import MANIFEST, SINGLE, safetensors_header
-from personalpeft.base_models.gguf.tensor_names import ARCHITECTURES, GgufNames
+from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.mapped_weights import MappedWeights, Numbers, map_gguf
 from personalpeft.errors import WeightsError
 from personalpeft.types import Progress
@@ -36,7 +36,7 @@ def unpack_gguf(
         full: Whether to write float32, the file's own numbers, instead of bfloat16.
 
     Raises:
-        WeightsError: The architecture is not supported, or a weight is missing or has another shape.
+        WeightsError: A weight is missing or has another shape.
     """
     from transformers import AutoConfig
 
@@ -44,12 +44,6 @@ def unpack_gguf(
         if each.name != MANIFEST:
             shutil.copyfile(each, into / each.name)
     config = AutoConfig.from_pretrained(str(config_folder), local_files_only=True)
-    if config.model_type not in ARCHITECTURES:
-        raise WeightsError(
-            f"A GGUF file must be of {', '.join(ARCHITECTURES)} to be a base; this one is of "
-            f"{config.model_type}.",
-            hint="Give a folder in Hugging Face format instead.",
-        )
     names = GgufNames.of_config(config.model_type, config.to_dict(), config.num_hidden_layers, "")
     weights, shapes = MappedWeights(map_gguf(file), names), _shapes(config)
     total, done = sum(map(math.prod, shapes.values())), 0

@@ -429,7 +429,7 @@ def test_tensors_are_read_by_the_strict_reader(folder: Path) -> None:
     ("old", "new", "match"),
     [
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.wide_proj.lora_A.weight", "wide_proj"),
-        ("1.mlp.up_proj.lora_A.weight", "2.mlp.up_proj.lora_A.weight", "block 2"),
+        ("1.mlp.up_proj.lora_A.weight", "2.mlp.up_proj.lora_A.weight", "layers.2"),
         ("1.mlp.up_proj.lora_A.weight", "01.mlp.up_proj.lora_A.weight", "LoRA"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_magnitude_vector", "magnitude"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.bias", "bias"),

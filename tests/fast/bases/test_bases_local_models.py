@@ -357,11 +357,11 @@ def test_a_folder_becomes_a_card_too(tiny_base: Base, tmp_path: Path) -> None:
 
 def test_a_folder_with_one_file_means_that_file(file: Path, tmp_path: Path) -> None:
     assert inspect_local_model(file.parent, cache=tmp_path).card.source.path == file
-    with pytest.raises(NotFound, match="no model"):
+    with pytest.raises(NotFound, match="and 0 GGUF files"):
         inspect_local_model(tmp_path, cache=tmp_path)
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(NotFound, match="2 GGUF files"):
+    with pytest.raises(NotFound, match="and 2 GGUF files"):
         inspect_local_model(tmp_path, cache=tmp_path)
     with pytest.raises(NotFound, match="nothing at"):
         inspect_local_model(tmp_path / "nothing", cache=tmp_path)
