@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Matrix, ScaledLoRA
-from personalpeft.adapters.validate import is_finite, shorten
+from personalpeft.adapters.validate import check_base, is_finite
 from personalpeft.errors import AdapterError, InvalidInput
 
 
@@ -28,7 +28,8 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
                 hint="A weight is a finite number, usually 0 to 1.",
             )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
-    _check_same_base([adapter for adapter, _ in used])
+    for adapter, _ in used:
+        check_base(adapter.manifest, used[0][0].manifest.base)
     loras = {
         name: _scaled_loras(name, used)
         for name in sorted({name for adapter, _ in used for name in adapter.weights})
@@ -82,17 +83,6 @@ def overflow_error(name: str) -> AdapterError:
         f"the stack: {name} times scaling and weight is too large for float32.",
         hint="Lower a weight, or roll a layer back.",
     )
-
-
-def _check_same_base(adapters: Sequence[Adapter]) -> None:
-    for adapter in adapters[1:]:
-        first = adapters[0].manifest
-        if adapter.manifest.base != first.base:
-            raise AdapterError(
-                f"layer {adapter.manifest.layer}: is for base {shorten(adapter.manifest.base)}, "
-                f"layer {first.layer} is for {shorten(first.base)}.",
-                hint="Stack only layers that were built on one base.",
-            )
 
 
 def _scaled_loras(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:

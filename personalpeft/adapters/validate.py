@@ -45,15 +45,13 @@ def check_adapter(
     manifest = adapter.manifest
     if base is not None:
         check_base(manifest, base)
-    blocks, rank = _check_weights(adapter.weights, numbers=numbers)
+    rank = check_weights(adapter.weights, architecture, numbers=numbers)
     if manifest.rank != rank:
         raise Fault(f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if sorted(manifest.targets) != sorted(adapter.weights):
         raise Fault(
             f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ."
         )
-    if architecture is not None:
-        _check_architecture(adapter.weights, blocks, architecture)
 
 
 def check_base(manifest: Manifest, base: str) -> None:
@@ -133,12 +131,13 @@ def stack_blocks(
     return {name: LoRAWeights(stack(name, "A"), stack(name, "B")) for name in projections}
 
 
-def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tuple[int, int]:
-    """Return (blocks, rank)."""
+def check_weights(
+    weights: Mapping[str, LoRAWeights], architecture: Architecture | None, *, numbers: bool
+) -> int:
+    """Check matrices as ``check_adapter`` does, and return their rank."""
     if not weights:
         raise Fault("has no projections.")
-    first = next(iter(weights.values())).a
-    shared = first.shape[:2]
+    shared = next(iter(weights.values())).a.shape[:2]
     for name, pair in weights.items():
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
             raise Fault(f"{safe_repr(name)} cannot be the name of a projection.")
@@ -151,7 +150,9 @@ def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tupl
             raise Fault(f"{name} has (blocks, rank) {(blocks, rank)}, others have {shared}.")
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
             raise Fault(f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.")
-    return first.shape[0], first.shape[1]
+        if architecture is not None:
+            _check_sizes(name, pair, architecture)
+    return shared[1]
 
 
 def check_change(adapter: Adapter, source: str) -> None:
@@ -181,23 +182,16 @@ def _check_matrix(matrix: Matrix, name: str, *, numbers: bool) -> None:
         raise Fault(f"{name} holds NaN or infinity.", hint=hint)
 
 
-def _check_architecture(
-    weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture
-) -> None:
-    for name, pair in weights.items():
-        if name not in architecture.projections:
-            raise Fault(
-                f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) lacks.",
-                hint=suggest_nearest(name, architecture.projections, what="projection"),
-            )
-        inputs, outputs = architecture.projections[name]
-        if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
-            raise Fault(
-                f"{name} has {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, "
-                f"the base has {inputs} and {outputs}.",
-                hint=_OTHER_BASE,
-            )
-    if blocks != architecture.blocks:
+def _check_sizes(name: str, pair: LoRAWeights, architecture: Architecture) -> None:
+    if name not in architecture.projections:
         raise Fault(
-            f"is made for {blocks} blocks, the base has {architecture.blocks}.", hint=_OTHER_BASE
+            f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) lacks.",
+            hint=suggest_nearest(name, architecture.projections, what="projection"),
+        )
+    found = (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
+    expected = (architecture.blocks, *architecture.projections[name])
+    if found != expected:
+        raise Fault(
+            f"{name} has (blocks, inputs, outputs) {found}, the base has {expected}.",
+            hint=_OTHER_BASE,
         )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import MANIFEST, hash_files
@@ -182,19 +182,14 @@ def _read_entry(folder: Path, key: str, cache: Path) -> Entry | None:
     return Entry(folder, content["facts"], files)
 
 
-@contextmanager
-def _locked(folder: Path, report: Progress) -> Iterator[None]:
+def _locked(folder: Path, report: Progress) -> AcquireReturnProxy:
     """Lock an entry; the system releases the lock of a process that dies."""
     lock = FileLock(f"{folder}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         report("Waiting for another process that prepares the same base", 0.0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 @contextmanager

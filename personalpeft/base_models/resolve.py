@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -66,8 +65,14 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         CardError: The card does not fit its model.
     """
     report = progress or (lambda stage, done: None)
-    prepare = partial(_entry, card, cache, report)
     source = card.source
+
+    def prepare(key: str, make: Callable[[Path], Path]) -> Entry:
+        """Return an entry of the cache with the facts about the model in the folder of ``make``."""
+        return cached_entry(
+            card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
+        )
+
     if parts := gguf_parts(card):
         if source.kind == "gguf":
             describe_gguf(parts[0])  # Refuses what would be read in another way.
@@ -148,18 +153,6 @@ def unpacked_bytes(base: Base) -> int:
     if file is None:
         return sum(each.stat().st_size for each in weight_files(base.folder))
     return 2 * sum(math.prod(each.shape) for each in read_header(file).tensors.values())
-
-
-def _entry(
-    card: ModelCard, cache: Path, report: Progress, key: str, make: Callable[[Path], Path]
-) -> Entry:
-    """Return a source's entry of the cache, with the facts about its model.
-
-    ``make`` may write files into a new entry, and returns the model's folder.
-    """
-    return cached_entry(
-        card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
-    )
 
 
 def _digest(weights: str, tokenizer: str, template: str) -> str:

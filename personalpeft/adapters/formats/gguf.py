@@ -27,7 +27,7 @@ from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
 from personalpeft.adapters.safe_io import Fault, naming, read_untrusted, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, match_tensors, stack_blocks
+from personalpeft.adapters.validate import check_adapter, check_weights, match_tensors, stack_blocks
 from personalpeft.base_models.gguf.header import GgufFault, Value, parse_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.ids import check_layer_name
@@ -110,9 +110,7 @@ def import_gguf_lora(
         unpadded = _stack_tensors(tensors, architecture, names)
         for name, pair in unpadded.items():
             # Check before ranks are padded. Padding can make a small file large.
-            manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
-            part = Adapter(manifest, {name: pair})
-            check_adapter(part, architecture=architecture, numbers=False)
+            check_weights({name: pair}, architecture, numbers=False)
             if name in names.heads:
                 b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
                 unpadded[name] = LoRAWeights(pair.a, b)
@@ -121,7 +119,7 @@ def import_gguf_lora(
         recipe = {"imported": "gguf", "rank": rank}
         manifest = Manifest(base, layer, rank, scaling, tuple(sorted(weights)), recipe, digest)
         adapter = Adapter(manifest, weights)
-        check_adapter(adapter, architecture=architecture, base=base)
+        check_adapter(adapter, architecture=architecture)
     return adapter
 
 
