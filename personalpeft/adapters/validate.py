@@ -152,7 +152,7 @@ def check_weights(
             raise Fault(f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.")
         if architecture is not None:
             _check_sizes(name, pair, architecture)
-    return shared[1]
+    return int(shared[1])
 
 
 def check_change(adapter: Adapter, source: str) -> None:

@@ -17,12 +17,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import MANIFEST, hash_files
@@ -182,7 +182,7 @@ def _read_entry(folder: Path, key: str, cache: Path) -> Entry | None:
     return Entry(folder, content["facts"], files)
 
 
-def _locked(folder: Path, report: Progress) -> AcquireReturnProxy:
+def _locked(folder: Path, report: Progress) -> AbstractContextManager[object]:
     """Lock an entry; the system releases the lock of a process that dies."""
     lock = FileLock(f"{folder}.lock")
     try:

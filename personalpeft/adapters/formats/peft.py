@@ -266,11 +266,12 @@ def _write_folder(
 ) -> None:
     data = save(tensors, metadata={"format": "pt"})
     text = (json.dumps(config, indent=2) + "\n").encode()
-    digests = {
+    provenance = {
+        "format": FORMAT,
         "tensors": hashlib.sha256(data).hexdigest(),
         "config": hashlib.sha256(text).hexdigest(),
+        **about,
     }
-    provenance = {"format": FORMAT, **digests, **about}
     provenance["digest"] = canonical_digest(provenance)
     with write_folder_atomically(folder) as new:
         (new / TENSOR_FILE).write_bytes(data)
