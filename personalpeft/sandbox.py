@@ -1,7 +1,7 @@
 """Run a reader of untrusted files in a child process with limits.
 
-A reader is a function of this package. It parses files, and returns the digests of the bytes that it
-parsed. The caller parses the same bytes afterwards. So a file that crashes a parser, or takes too
+A reader is a function of this package. It parses bytes that it is given, or files, whose digests it
+returns. The caller parses the same bytes afterwards. So a file that crashes a parser, or takes too
 much memory or time, ends a child and not this process.
 
 A server process imports the readers once and forks a child for each call, since imports take a
@@ -85,7 +85,7 @@ def run_reader(
         hint: The hint of ``error``.
 
     Returns:
-        The SHA-256 of what the reader parsed, by name.
+        What the reader returned: the SHA-256 of each file that it parsed, or other texts by name.
 
     Raises:
         PersonalPeftError: What the reader raised, or ``error``.

@@ -100,9 +100,10 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
                 auto_config, trust_remote_code=False
             )
     except Exception as error:  # transformers raises any kind for a wrong configuration.
+        reason = str(error).partition("\n")[0]
         raise WeightsError(
             f"{folder / 'config.json'} does not describe a model that transformers can build: "
-            f"{str(error).splitlines()[0]}",
+            f"{reason}",
             hint="The model's code must be part of transformers; a newer release may have it.",
         ) from error
     return architecture_of(model, str(config.get("model_type", "")))

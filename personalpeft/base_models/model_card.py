@@ -82,12 +82,8 @@ def parse_card(text: str, *, where: str, folder: Path) -> ModelCard:
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        at = re.search(r"\s*\(at (?:line (\d+)[^)]*|end of document)\)", str(error))
-        line = int(at[1]) if at and at[1] else max(1, len(text.splitlines()))
-        detail = str(error)[: at.start()] if at else str(error)
         raise CardError(
-            f"{where}, line {line}: this is not TOML: {detail}.",
-            hint="See the cards in models/ for examples.",
+            f"{where}: this is not TOML: {error}.", hint="See the cards in models/ for examples."
         ) from error
     # JSON, since in Python pydantic's strict mode takes no list for a tuple. TOML's dates have no
     # place in a card: [[]] is valid nowhere.
