@@ -6,14 +6,13 @@ Invariant: for each projection, ``B @ A`` of the result is the sum over the laye
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Matrix, ScaledLoRA
 from personalpeft.adapters.validate import check_base, is_finite
-from personalpeft.errors import AdapterError, InvalidInput
+from personalpeft.errors import AdapterError
 
 
 def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
@@ -21,12 +20,6 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
 
     A weight of 0 leaves an adapter out. Without adapters the rank is 0.
     """
-    for adapter, weight in parts:
-        if not math.isfinite(weight):
-            raise InvalidInput(
-                f"Layer {adapter.manifest.layer} has the weight {weight}.",
-                hint="A weight is a finite number, usually 0 to 1.",
-            )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
     for adapter, _ in used:
         check_base(adapter.manifest, used[0][0].manifest.base)
