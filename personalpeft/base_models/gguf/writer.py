@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from torch import Tensor
 
-# Raise it with every change of what is written.
+# Raise it where a file that was written before must not be served any more.
 FORMAT = 3
 
 # The bits of a bfloat16. numpy has no such type.
