@@ -7,8 +7,7 @@ import platform
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -72,7 +71,12 @@ def run_checks(
         progress: Called with a stage and the share of it that is done, 0 to 1.
     """
     checks = _Checks(resolve(home, os.environ), base, backend, progress)
-    return tuple(_without_repeats(checks.run(load=load)))
+    results: list[CheckResult] = []
+    for result in checks.run(load=load):
+        # One fault may fail several checks. The first of them reports it.
+        if result.ok or result.message not in [each.message for each in results if not each.ok]:
+            results.append(result)
+    return tuple(results)
 
 
 def run_check(name: str, check: Callable[[], str]) -> CheckResult:
@@ -80,37 +84,34 @@ def run_check(name: str, check: Callable[[], str]) -> CheckResult:
     try:
         return CheckResult(name, check())
     except PersonalPeftError as error:
-        return CheckResult(name, error.message, False, error.hint, get_error_codes(error).exit_code)
+        return _failure(name, error)
+    except ImportError as error:
+        missing = MissingPackage(f"torch cannot be loaded: {error}", hint="Run: pip install torch")
+        return _failure(name, missing)
 
 
-def _without_repeats(results: Iterable[CheckResult]) -> Iterator[CheckResult]:
-    """Yield results without the failures that an earlier check has reported."""
-    faults = set()
-    for result in results:
-        if result.ok or result.message not in faults:
-            yield result
-        if not result.ok:
-            faults.add(result.message)
+def _failure(name: str, error: PersonalPeftError) -> CheckResult:
+    return CheckResult(name, error.message, False, error.hint, get_error_codes(error).exit_code)
 
 
+@dataclass
 class _Checks:
     """The checks of one home, base and backend."""
 
-    def __init__(self, settings: Settings, base: str, backend: str, progress: Progress) -> None:
-        self._settings = settings
-        self._base = base
-        self._requested = backend
-        self._progress = progress
+    settings: Settings
+    base: str
+    requested: str
+    progress: Progress
 
     @cached_property
     def _choice(self) -> BackendChoice:
         """The backend that serves one user, as far as the card tells."""
-        return choose_backend(check_backend(self._requested), self._card(), None)
+        return choose_backend(check_backend(self.requested), self._card(), None)
 
     @property
     def _backend(self) -> str:
         try:
-            return self._requested if self._requested == "fake" else self._choice.name
+            return self.requested if self.requested == "fake" else self._choice.name
         except PersonalPeftError:
             # The check of the backend or of the base reports the mistake.
             return "torch"
@@ -128,7 +129,7 @@ class _Checks:
             # Before what depends on it, whose failures are then the same.
             yield run_check("base", self._check_base)
             yield run_check("backend", lambda: str(self._choice))
-            self._progress("Checking the processor", 0.0)
+            self.progress("Checking the processor", 0.0)
             yield run_check("device", self._check_device)
         yield run_check("home", self._check_home)
         if self._backend != "fake":
@@ -139,63 +140,59 @@ class _Checks:
             yield run_check("retrieval model", _check_retrieval_model)
         if load:
             yield from self._load_model()
-        yield run_check("disk of the home", lambda: _check_disk(self._settings.home))
-        yield run_check("disk of the cache", lambda: _check_disk(self._settings.cache))
+        yield run_check("disk of the home", lambda: _check_disk(self.settings.home))
+        yield run_check("disk of the cache", lambda: _check_disk(self.settings.cache))
 
     def _card(self) -> ModelCard:
-        return find_card(self._base, cards=[self._settings.home / "models"])
+        return find_card(self.base, cards=[self.settings.home / "models"])
 
     def _check_device(self) -> str:
         if self._backend == "llamacpp":
             return f"the processor; {self._cpu_features()}"
         if self._backend == "vllm":
-            if self._settings.vllm is None:
+            if self.settings.vllm is None:
                 raise InvalidInput(
                     "No vLLM server is configured.",
                     hint="Set PERSONALPEFT_VLLM_URL; docs/how-to/engines.md says how to start one.",
                 )
-            return f"the vLLM server at {self._settings.vllm.url}; --load asks it for the base"
-        with _torch_required():
-            from personalpeft.backends.torch.device import choose_device
+            return f"the vLLM server at {self.settings.vllm.url}; --load asks it for the base"
+        from personalpeft.backends.torch.device import choose_device
+
         return str(choose_device())
 
     def _check_serve(self) -> str:
         """Return what ``serve`` chooses without ``--max-batch``."""
         from personalpeft.store.home import DATABASE
 
-        home, users = self._settings.home, 0
+        home, users = self.settings.home, 0
         if (home / DATABASE).exists():
-            with personalpeft.open(home, self._base, self._requested, read_only=True) as runtime:
+            with personalpeft.open(home, self.base, self.requested, read_only=True) as runtime:
                 users = runtime.count_users(FEW + 1)
-        choice = choose_backend(check_backend(self._requested), self._card(), None, users=users)
+        choice = choose_backend(check_backend(self.requested), self._card(), None, users=users)
         found = f"more than {FEW} users" if users > FEW else pluralize(users, "user")
         return f"{choice}; the home has {found}"
 
     def _check_learning(self) -> str:
         """Return where torch learns, and where it keeps the weights."""
-        with _torch_required():
-            from personalpeft.backends.torch.device import (
-                choose_device,
-                choose_learning_device,
-                choose_weights,
-            )
+        from personalpeft.backends.torch.device import (
+            choose_device,
+            choose_learning_device,
+            choose_weights,
+        )
         from personalpeft.base_models.mapped_weights import map_source
         from personalpeft.learning.learner import check_card
 
-        settings, card = self._settings, self._card()
+        settings, card = self.settings, self._card()
         check_card(card)
-        where = (
-            choose_device()
-            if self._choice.trains
-            else choose_learning_device(
-                _unpacked_size(card), settings.learning_device, settings.weights
-            )
-        )
+        if self._choice.trains:
+            where = choose_device()
+        else:
+            size, device = _unpacked_size(card), settings.learning_device
+            where = choose_learning_device(size, device, settings.weights)
         if weights_status(card) != "here":
             return f"torch, {where}; weights {settings.weights}, which the first load decides"
-        return (
-            f"torch, {where}; {choose_weights(partial(map_source, card), where, settings.weights)}"
-        )
+        weights = choose_weights(partial(map_source, card), where, settings.weights)
+        return f"torch, {where}; {weights}"
 
     def _cpu_features(self) -> str:
         """Return which processor features llama.cpp uses, if that was measured for the file."""
@@ -203,7 +200,7 @@ class _Checks:
         from personalpeft.base_models.gguf.file import source_gguf_file
 
         file = source_gguf_file(self._card())
-        probed = None if file is None else read_cached_result(file, self._settings.cache)
+        probed = None if file is None else read_cached_result(file, self.settings.cache)
         if probed is None:
             return "the first load of the model (--load) measures which features llama.cpp uses"
         return f"llama.cpp has {probed.reason}"
@@ -212,11 +209,11 @@ class _Checks:
         from personalpeft.store.home import DATABASE
         from personalpeft.store.home_keys import ENCRYPTION
 
-        home = self._settings.home
+        home = self.settings.home
         if not home.exists():
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
-        with personalpeft.open(home, self._base, self._requested, read_only=missing) as runtime:
+        with personalpeft.open(home, self.base, self.requested, read_only=missing) as runtime:
             turns = [user.turns for user in runtime.iter_users()]
             problems = runtime.verify()
         if problems:
@@ -226,12 +223,12 @@ class _Checks:
                 hint="Run: personalpeft verify",
             )
         encrypted = ", encrypted" if (home / ENCRYPTION).exists() else ""
-        if self._settings.keys.passphrase and not encrypted:
+        if self.settings.keys.passphrase and not encrypted:
             encrypted = ", not encrypted although PERSONALPEFT_PASSPHRASE is set"
         return f"{home}{encrypted}, users: {len(turns)}, turns: {sum(turns)}, every digest is right"
 
     def _check_cache(self) -> str:
-        cache = self._settings.cache
+        cache = self.settings.cache
         if not cache.exists():
             return f"{cache} does not exist yet"
         if not cache.is_dir() or not os.access(cache, os.W_OK):
@@ -246,7 +243,7 @@ class _Checks:
     def _check_base(self) -> str:
         card = self._card()
         source = card.source
-        report = partial(self._progress, f"Checking {card.name}")
+        report = partial(self.progress, f"Checking {card.name}")
         digest = files.source_digest(card, partial(files.hash_files, report=report))
         if digest is None:
             return f"{card.name}, {weights_status(card)}, when it is first needed"
@@ -256,22 +253,21 @@ class _Checks:
 
     def _load_model(self) -> Iterator[CheckResult]:
         """Load the base, and compare replies in different batches."""
-        own = self._settings.home / "models" / f"{self._base}.toml"
-        base = str(own) if own.is_file() else self._base
+        own = self.settings.home / "models" / f"{self.base}.toml"
+        base = str(own) if own.is_file() else self.base
         # A home of its own: loading the model must not create the user's.
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with personalpeft.open(
-                    folder, base, self._requested, progress=self._progress
+                    folder, base, self.requested, progress=self.progress
                 ) as runtime:
                     engine = runtime.engine()
                     description = engine.backend.description
                     yield CheckResult("model", f"{description}, base {runtime.base().digest[:12]}")
-                    self._progress("Comparing replies in different batches", 0.0)
+                    self.progress("Comparing replies in different batches", 0.0)
                     yield run_check("batch invariance", lambda: _check_batch_invariance(engine))
             except PersonalPeftError as error:
-                code = get_error_codes(error).exit_code
-                yield CheckResult("model", error.message, False, error.hint, code)
+                yield _failure("model", error)
 
 
 def _unpacked_size(card: ModelCard) -> int:
@@ -282,16 +278,6 @@ def _unpacked_size(card: ModelCard) -> int:
         return 2 * map_source(card).parameters
     except WeightsError:
         return 0
-
-
-@contextmanager
-def _torch_required() -> Iterator[None]:
-    """Name the package where torch cannot be imported."""
-    try:
-        yield
-    except ImportError as error:
-        hint = "Run: pip install torch"
-        raise MissingPackage(f"torch cannot be loaded: {error}", hint=hint) from error
 
 
 def _describe_extras() -> str:

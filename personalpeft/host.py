@@ -122,15 +122,13 @@ def return_large_blocks() -> None:
     By default glibc keeps blocks of up to 32 MB in its heap once such a block was freed. Activations
     then leave holes: a learn of the default base had 400 MB of them.
     """
-    set_option = loaded_function("mallopt")
-    if set_option is not None:
+    if set_option := loaded_function("mallopt"):
         set_option(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def return_free_memory() -> None:
     """Return freed memory to the system, where glibc is in use. By default it keeps most of it."""
-    trim = loaded_function("malloc_trim")
-    if trim is not None:
+    if trim := loaded_function("malloc_trim"):
         trim(0)
 
 

@@ -21,12 +21,11 @@ become a ``PluginError`` that names it. This package's own errors pass unchanged
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import NotFound, PersonalPeftError, PluginError, suggest_nearest
@@ -37,6 +36,13 @@ SHAPINGS = "personalpeft.shapings"
 HTTP = "personalpeft.http"
 COMMANDS = "personalpeft.commands"
 USER_DATA = "personalpeft.user_data"
+_KINDS = {
+    VERIFIERS: "verifier",
+    SHAPINGS: "shaping",
+    HTTP: "HTTP extension",
+    COMMANDS: "command",
+    USER_DATA: "counter",
+}
 RIGHT = "right"
 
 MAX_SHAPED_REWARD = 1e6
@@ -169,30 +175,24 @@ class Plugins:
             NotFound: No plugin of this name may be loaded.
             PluginError: It cannot be loaded, or is no verifier.
         """
-        name, loaded = self._resolve(
-            VERIFIERS, "verifier", verifier, Verifier, lambda factory: factory(family)
-        )
+        name, loaded = self._resolve(VERIFIERS, verifier, Verifier, lambda factory: factory(family))
         return CheckedVerifier(name, family, loaded, is_named=isinstance(verifier, str))
 
     def shaping(self, shaping: str | Shaping) -> CheckedRewardShaper:
         """Return a shaping, loaded if it is given by its name. Raises as ``verifier``."""
         name, loaded = self._resolve(
-            SHAPINGS, "shaping", shaping, Shaping | _EarlierShaping, lambda factory: factory()
+            SHAPINGS, shaping, Shaping | _EarlierShaping, lambda factory: factory()
         )
         return CheckedRewardShaper(name, loaded)
 
     def http_extension(self, name: str, runtime: Any, host: HttpHost) -> HttpExtension:
         """Return the routes of a plugin. ``Runtime.http_extension`` documents the arguments."""
-        kind = "HTTP extension"
-        _, loaded = self._resolve(
-            HTTP, kind, name, HttpExtension, lambda factory: factory(runtime, host)
-        )
-        extension: HttpExtension = loaded
-        return extension
+        _, loaded = self._resolve(HTTP, name, HttpExtension, lambda factory: factory(runtime, host))
+        return cast(HttpExtension, loaded)
 
     def command(self, name: str) -> Any:
         """Return the object that a command's name stands for. Raises as ``verifier``."""
-        return self._load(COMMANDS, "command", name, lambda command: command)
+        return self._load(COMMANDS, name, lambda command: command)
 
     def count_user_data(
         self, open_data: Callable[[str], Any], user: str
@@ -206,21 +206,21 @@ class Plugins:
         found: dict[str, Mapping[str, int] | None] = {}
         for name in self.names(USER_DATA):
             try:
-                counts = self._load(
-                    USER_DATA, "counter", name, lambda count: count(open_data, user)
-                )
+                counts = self._load(USER_DATA, name, lambda count: count(open_data, user))
                 found[name] = {str(kind): int(number) for kind, number in counts.items() if number}
             except (PersonalPeftError, AttributeError, TypeError, ValueError):
                 found[name] = None
         return {name: counts for name, counts in found.items() if counts != {}}
 
     def _resolve(
-        self, group: str, kind: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]
+        self, group: str, plugin: Any, protocol: Any, create: Callable[[Any], Any]
     ) -> tuple[str, Any]:
         """Return a plugin's name and the plugin, loaded if it is given by its name."""
-        name = plugin if isinstance(plugin, str) else _qualified_name(plugin)
+        kind = _KINDS[group]
         if isinstance(plugin, str):
-            plugin = self._load(group, kind, name, create)
+            name, plugin = plugin, self._load(group, plugin, create)
+        else:
+            name = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
         # Python 3.11 reads the properties of a plugin for this.
         if not _call_plugin(kind, name, "be used", lambda: isinstance(plugin, protocol)):
             raise _plugin_error(
@@ -228,22 +228,15 @@ class Plugins:
             )
         return name, plugin
 
-    def _load(self, group: str, kind: str, name: str, create: Callable[[Any], Any]) -> Any:
+    def _load(self, group: str, name: str, create: Callable[[Any], Any]) -> Any:
+        kind = _KINDS[group]
         if name not in self.names(group):
-            installed = any(entry.name == name for entry in entry_points(group=group))
-            hint = (
-                "Name it in PERSONALPEFT_PLUGINS too, or unset that."
-                if installed
-                else suggest_nearest(name, self.names(group), what=f"{kind} installed")
-            )
-            raise NotFound(
-                f"There is no {kind} called {name!a}{' that may be loaded' if installed else ''}.",
-                hint=hint,
-            )
+            hint = suggest_nearest(name, self.names(group), what=f"{kind} installed")
+            if self.allowed is not None:
+                hint += " PERSONALPEFT_PLUGINS must name it, or be unset."
+            raise NotFound(f"There is no {kind} called {name!a} that may be loaded.", hint=hint)
         # A distribution may be listed twice, through its source folder. Two values are two plugins.
-        entries: dict[str, EntryPoint] = {
-            entry.value: entry for entry in entry_points(group=group) if entry.name == name
-        }
+        entries = {entry.value: entry for entry in entry_points(group=group) if entry.name == name}
         if len(entries) > 1:
             raise PluginError(
                 f"More than one {kind} is called {name}: {', '.join(sorted(entries))}.",
@@ -288,7 +281,7 @@ class CheckedVerifier:
         )
         rewards = dict(result) if isinstance(result, Mapping) else {RIGHT: result}
         if RIGHT not in rewards or not all(
-            _is_number(value) and 0 <= value <= 1 for value in rewards.values()
+            isinstance(value, int | float) and 0 <= value <= 1 for value in rewards.values()
         ):
             raise _plugin_error(
                 "verifier",
@@ -322,7 +315,7 @@ class CheckedRewardShaper:
             "shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate))
         )
         if len(rewards) != len(attempts) or not all(
-            _is_number(value) and abs(value) <= MAX_SHAPED_REWARD for value in rewards
+            isinstance(value, int | float) and abs(value) <= MAX_SHAPED_REWARD for value in rewards
         ):
             raise _plugin_error(
                 "shaping", self.name, f"returned {rewards!r:.80} for {len(attempts)} attempts"
@@ -350,20 +343,9 @@ def _plugin_error(kind: str, name: str, problem: str) -> PluginError:
     )
 
 
-def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # An integer that no float can hold.
-        return False
-
-
 def _is_text(value: object) -> bool:
     """Return whether a value is a text that a database and a tokenizer can read, and not blank."""
     try:
         return isinstance(value, str) and bool(value.strip()) and bool(value.encode())
     except UnicodeEncodeError:
         return False
-
-
-def _qualified_name(plugin: object) -> str:
-    return f"{type(plugin).__module__}.{type(plugin).__qualname__}"

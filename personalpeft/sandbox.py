@@ -1,7 +1,7 @@
 """Run a reader of untrusted files in a child process with limits.
 
-A reader is a function of this package. It parses files, and returns the digests of the bytes that it
-parsed. The caller parses the same bytes afterwards. So a file that crashes a parser, or takes too
+A reader is a function of this package. It parses bytes that it is given, or files, whose digests it
+returns. The caller parses the same bytes afterwards. So a file that crashes a parser, or takes too
 much memory or time, ends a child and not this process.
 
 A server process imports the readers once and forks a child for each call, since imports take a
@@ -85,14 +85,14 @@ def run_reader(
         hint: The hint of ``error``.
 
     Returns:
-        The SHA-256 of what the reader parsed, by name.
+        What the reader returned: the SHA-256 of each file that it parsed, or other texts by name.
 
     Raises:
         PersonalPeftError: What the reader raised, or ``error``.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         more = {} if data is None else {"data": data}
-        return cast(Mapping[str, str], _find(reader)(**arguments, **more))
+        return cast(Mapping[str, str], find_function(reader)(**arguments, **more))
     request = {
         "reader": reader,
         "arguments": arguments,
@@ -223,7 +223,7 @@ def serve() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while host.wait_for_input(requests, _IDLE_SECONDS) and (line := requests.readline()):
         request = json.loads(line)
-        reader, arguments = _find(request["reader"]), request["arguments"]
+        reader, arguments = find_function(request["reader"]), request["arguments"]
         if request["bytes"] is not None:
             arguments["data"] = requests.read(request["bytes"])
         run = partial(_run, reader, arguments)
@@ -235,9 +235,10 @@ def serve() -> None:
             return
 
 
-def _find(reader: str) -> Callable[..., Any]:
-    module, _, name = reader.partition(":")
-    return cast(Callable[..., Any], getattr(import_module(module), name))
+def find_function(name: str) -> Callable[..., Any]:
+    """Return a function by its module and name, as ``module:name``."""
+    module, _, function = name.partition(":")
+    return cast(Callable[..., Any], getattr(import_module(module), function))
 
 
 def _as_line(answer: bytes) -> bytes:

@@ -6,14 +6,13 @@ Invariant: for each projection, ``B @ A`` of the result is the sum over the laye
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Matrix, ScaledLoRA
-from personalpeft.adapters.validate import is_finite, shorten
-from personalpeft.errors import AdapterError, InvalidInput
+from personalpeft.adapters.validate import check_base, is_finite
+from personalpeft.errors import AdapterError
 
 
 def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
@@ -21,14 +20,9 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> AdapterStack:
 
     A weight of 0 leaves an adapter out. Without adapters the rank is 0.
     """
-    for adapter, weight in parts:
-        if not math.isfinite(weight):
-            raise InvalidInput(
-                f"Layer {adapter.manifest.layer} has the weight {weight}.",
-                hint="A weight is a finite number, usually 0 to 1.",
-            )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
-    _check_same_base([adapter for adapter, _ in used])
+    for adapter, _ in used:
+        check_base(adapter.manifest, used[0][0].manifest.base)
     loras = {
         name: _scaled_loras(name, used)
         for name in sorted({name for adapter, _ in used for name in adapter.weights})
@@ -82,17 +76,6 @@ def overflow_error(name: str) -> AdapterError:
         f"the stack: {name} times scaling and weight is too large for float32.",
         hint="Lower a weight, or roll a layer back.",
     )
-
-
-def _check_same_base(adapters: Sequence[Adapter]) -> None:
-    for adapter in adapters[1:]:
-        first = adapters[0].manifest
-        if adapter.manifest.base != first.base:
-            raise AdapterError(
-                f"layer {adapter.manifest.layer}: is for base {shorten(adapter.manifest.base)}, "
-                f"layer {first.layer} is for {shorten(first.base)}.",
-                hint="Stack only layers that were built on one base.",
-            )
 
 
 def _scaled_loras(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[ScaledLoRA, ...]:

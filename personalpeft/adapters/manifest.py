@@ -7,19 +7,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from personalpeft.adapters.safe_io import DAMAGED, Fault, parse_json, safe_repr
-from personalpeft.adapters.types import RANK_LIMIT, Manifest
+from personalpeft.adapters.safe_io import Fault, parse_json, safe_repr
+from personalpeft.adapters.types import Manifest
 from personalpeft.types import canonical_json
 
 FORMAT = 1
 # Well below what readers take, since a manifest is written inside other JSON.
 _DEPTH_LIMIT = 16
-_HINTS = {
-    "layer": "Layers are called style, memory or skill.<name>.",
-    "rank": f"Ranks go from 1 to {RANK_LIMIT}.",
-    "scaling": "A scaling is a number above 0.",
-}
-
 _MANIFEST = TypeAdapter(Manifest)
 
 
@@ -34,9 +28,7 @@ def manifest_from_json(value: Any) -> Manifest:
         return _MANIFEST.validate_json(canonical_json(value))
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise Fault(
-            f"the manifest's {name} is {safe_repr(value[name])}.", hint=_HINTS.get(name, DAMAGED)
-        ) from None
+        raise Fault(f"the manifest's {name} is {safe_repr(value[name])}.") from None
 
 
 def check_format(value: Any, *, what: str) -> None:
@@ -46,13 +38,11 @@ def check_format(value: Any, *, what: str) -> None:
         value: The version.
         what: The part of the file that has the version, for errors.
     """
-    if type(value) is int and value > FORMAT:
-        raise Fault(
-            f"{what} has format {safe_repr(value)}; this version reads up to {FORMAT}.",
-            hint="Update personalpeft to read it.",
-        )
     if type(value) is not int or value != FORMAT:
-        raise Fault(f"{what} must have format {FORMAT}, got {safe_repr(value)}.")
+        raise Fault(
+            f"{what} has format {safe_repr(value)}; this version reads {FORMAT}.",
+            hint="Update personalpeft to read a newer file. Otherwise it is damaged.",
+        )
 
 
 def canonical_manifest(manifest: Manifest) -> dict[str, Any]:

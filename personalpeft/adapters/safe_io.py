@@ -9,25 +9,26 @@ import hashlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from personalpeft.errors import AdapterError, InvalidInput, map_write_errors
-from personalpeft.sandbox import Limits, run_reader
-from personalpeft.types import parse_strict_json
+from personalpeft.sandbox import Limits, find_function, run_reader
+from personalpeft.types import canonical_json, parse_strict_json
+
+T = TypeVar("T")
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
-_MEMORY_FACTOR, _BYTES_A_SECOND = 8, 1 << 22
-DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
+_DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
 class Fault(AdapterError):
     """What is wrong with a file, as the rest of a sentence that ``naming`` begins."""
 
-    def __init__(self, message: str, *, hint: str = DAMAGED) -> None:
+    def __init__(self, message: str, *, hint: str = _DAMAGED) -> None:
         super().__init__(message, hint=hint)
 
 
@@ -61,52 +62,45 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         except Fault:
             raise
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reason = getattr(error, "strerror", None) or error
             hint = "Check the path and who may read it."
             raise Fault(f"cannot be read: {reason}.", hint=hint) from error
 
 
-class CheckedFiles:
-    """Reads files and keeps their digests, or checks them against known ones.
+def read_untrusted(
+    path: Path, parse: Callable[[bytes], T], *, limit: int = FILE_LIMIT
+) -> tuple[T, str]:
+    """Read a file, have a child with limits parse its bytes, and parse them here.
 
     Args:
-        checked: What ``sandbox.run_reader`` returned; None in the child, which returns its own.
-    """
-
-    def __init__(self, checked: Mapping[str, str] | None = None) -> None:
-        self._checked = checked
-        self.digests: dict[str, str] = {}
-
-    def read(self, path: Path, *, limit: int = FILE_LIMIT) -> bytes:
-        """Read as ``read_file`` does. Raises ``AdapterError`` also for bytes that changed."""
-        data = read_file(path, limit=limit)
-        digest = self.digests[str(path)] = hashlib.sha256(data).hexdigest()
-        if self._checked is not None and self._checked.get(str(path)) != digest:
-            raise AdapterError(f"{path}: changed while it was read.", hint="Import it again.")
-        return data
-
-
-def check_adapter_files(reader: str, path: Path) -> CheckedFiles:
-    """Have a child with limits parse an adapter first.
-
-    Args:
-        reader: A function of the path, as ``module:name``.
-        path: A file, or a folder with files.
+        path: The file.
+        parse: A function of a module. It raises ``Fault``.
+        limit: The most bytes that are read.
 
     Returns:
-        A reader of the same bytes.
+        What ``parse`` returned, and the SHA-256 of the bytes.
 
     Raises:
-        AdapterError: The reader refused the adapter, or ended without a result.
+        AdapterError: The file cannot be read or parsed, or the child ended without a result.
     """
-    try:
-        files = path.iterdir() if path.is_dir() else [path]
-        size = min(sum(file.stat().st_size for file in files), FILE_LIMIT)
-    except OSError:
-        size = 0  # The reader says what is wrong with it.
-    limits = Limits.for_files(size, memory_factor=_MEMORY_FACTOR, bytes_a_second=_BYTES_A_SECOND)
-    arguments = {"path": str(path)}
-    return CheckedFiles(run_reader(reader, arguments, limits, source=str(path), error=AdapterError))
+    data = read_file(path, limit=limit)
+    run_reader(
+        f"{__name__}:parse_in_child",
+        {"parser": f"{parse.__module__}:{parse.__name__}", "source": str(path)},
+        Limits.for_files(len(data), memory_factor=8, bytes_a_second=1 << 22),
+        source=str(path),
+        error=AdapterError,
+        data=data,
+    )
+    with naming(path):
+        return parse(data), hashlib.sha256(data).hexdigest()
+
+
+def parse_in_child(parser: str, source: str, data: bytes) -> Mapping[str, str]:
+    """Parse bytes in a child of ``sandbox``."""
+    with naming(source):
+        find_function(parser)(data)
+    return {}
 
 
 def parse_json(data: bytes | str, *, what: str, depth: int = DEPTH_LIMIT) -> Any:
@@ -118,12 +112,13 @@ def parse_json(data: bytes | str, *, what: str, depth: int = DEPTH_LIMIT) -> Any
         depth: How deep values may be nested.
 
     Raises:
-        Fault: It is not strict JSON, has a key twice, or is nested too deeply.
+        Fault: It is not strict JSON, has a key twice, is nested too deeply, or is no Unicode.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = parse_strict_json(text, unique_keys=True)
-        _check_plain(value, depth)
+        _check_depth(value, depth)
+        canonical_json(value).encode()  # Each text can be written as UTF-8 again.
     except UnicodeError as error:
         raise Fault(f"{what} is not UTF-8.") from error
     except RecursionError as error:
@@ -141,18 +136,12 @@ def parse_object(data: bytes | str, *, what: str) -> dict[str, Any]:
     return value
 
 
-def _check_plain(value: Any, depth: int) -> None:
-    """Nested no deeper than ``depth``, and every string can be written as UTF-8 again."""
-    if isinstance(value, str):
-        value.encode("utf-8")
-    elif isinstance(value, (dict, list)):
+def _check_depth(value: Any, depth: int) -> None:
+    if isinstance(value, dict | list):
         if depth == 0:
             raise ValueError("nested too deeply")
-        if isinstance(value, dict):
-            for key in value:
-                key.encode("utf-8")
         for inner in value.values() if isinstance(value, dict) else value:
-            _check_plain(inner, depth - 1)
+            _check_depth(inner, depth - 1)
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
 from personalpeft.adapters.safe_io import Fault, safe_repr
-from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Matrix
+from personalpeft.adapters.types import RANK_LIMIT, Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.errors import AdapterError, suggest_nearest
 from personalpeft.types import Architecture
 
@@ -43,20 +43,25 @@ def check_adapter(
         Fault: A check failed.
     """
     manifest = adapter.manifest
-    if base is not None and manifest.base != base:
-        raise Fault(
-            f"was built for base {shorten(manifest.base)}, the base in use is {shorten(base)}.",
-            hint=_OTHER_BASE,
-        )
-    blocks, rank = _check_weights(adapter.weights, numbers=numbers)
+    if base is not None:
+        check_base(manifest, base)
+    rank = check_weights(adapter.weights, architecture, numbers=numbers)
     if manifest.rank != rank:
         raise Fault(f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if sorted(manifest.targets) != sorted(adapter.weights):
         raise Fault(
             f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ."
         )
-    if architecture is not None:
-        _check_architecture(adapter.weights, blocks, architecture)
+
+
+def check_base(manifest: Manifest, base: str) -> None:
+    """Raise ``Fault`` unless an adapter is for a base, given by its digest."""
+    if manifest.base != base:
+        raise Fault(
+            f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
+            f"the base in use is {shorten(base)}.",
+            hint=_OTHER_BASE,
+        )
 
 
 def is_finite(matrix: Matrix) -> bool:
@@ -73,24 +78,27 @@ def shorten(digest: str) -> str:
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def projection_size(name: str, architecture: Architecture) -> tuple[int, int]:
-    """Return the inputs and outputs of a projection of the base.
+def match_tensors(
+    names: Iterable[str], pattern: re.Pattern[str], modules: Container[str]
+) -> dict[str, tuple[str, str]]:
+    """Return the module and the half ("A" or "B") of each tensor of a file, by its name.
 
     Args:
-        name: The projection.
-        architecture: The shapes of the base.
-
-    Raises:
-        Fault: The base has no such projection.
+        names: The names of the tensors.
+        pattern: Finds module and half in a name.
+        modules: The projections of the base's blocks, as the file names them.
     """
-    if name not in architecture.projections:
-        raise Fault(
-            f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) does not have.",
-            hint=suggest_nearest(
-                name, architecture.projections, what="projection that can be adapted"
-            ),
-        )
-    return architecture.projections[name]
+    found = {}
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is None or match[1] not in modules:
+            raise Fault(
+                f"{safe_repr(name)} is no LoRA matrix of a projection of the base.",
+                hint="Only LoRA on the projections that the base's card names is taken, without "
+                "biases and magnitudes (DoRA). Open its base, or train it again on those alone.",
+            )
+        found[name] = match[1], match[2].upper()
+    return found
 
 
 def stack_blocks(
@@ -123,12 +131,13 @@ def stack_blocks(
     return {name: LoRAWeights(stack(name, "A"), stack(name, "B")) for name in projections}
 
 
-def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tuple[int, int]:
-    """Return (blocks, rank)."""
+def check_weights(
+    weights: Mapping[str, LoRAWeights], architecture: Architecture | None, *, numbers: bool
+) -> int:
+    """Check matrices as ``check_adapter`` does, and return their rank."""
     if not weights:
         raise Fault("has no projections.")
-    first = next(iter(weights.values())).a
-    shared = first.shape[:2]
+    shared = next(iter(weights.values())).a.shape[:2]
     for name, pair in weights.items():
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
             raise Fault(f"{safe_repr(name)} cannot be the name of a projection.")
@@ -141,7 +150,9 @@ def _check_weights(weights: Mapping[str, LoRAWeights], *, numbers: bool) -> tupl
             raise Fault(f"{name} has (blocks, rank) {(blocks, rank)}, others have {shared}.")
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
             raise Fault(f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.")
-    return first.shape[0], first.shape[1]
+        if architecture is not None:
+            _check_sizes(name, pair, architecture)
+    return int(shared[1])
 
 
 def check_change(adapter: Adapter, source: str) -> None:
@@ -171,18 +182,16 @@ def _check_matrix(matrix: Matrix, name: str, *, numbers: bool) -> None:
         raise Fault(f"{name} holds NaN or infinity.", hint=hint)
 
 
-def _check_architecture(
-    weights: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture
-) -> None:
-    for name, pair in weights.items():
-        inputs, outputs = projection_size(name, architecture)
-        if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
-            raise Fault(
-                f"{name} has {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, "
-                f"the base has {inputs} and {outputs}.",
-                hint=_OTHER_BASE,
-            )
-    if blocks != architecture.blocks:
+def _check_sizes(name: str, pair: LoRAWeights, architecture: Architecture) -> None:
+    if name not in architecture.projections:
         raise Fault(
-            f"is made for {blocks} blocks, the base has {architecture.blocks}.", hint=_OTHER_BASE
+            f"adapts {safe_repr(name)}, which the base ({architecture.model_type}) lacks.",
+            hint=suggest_nearest(name, architecture.projections, what="projection"),
+        )
+    found = (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
+    expected = (architecture.blocks, *architecture.projections[name])
+    if found != expected:
+        raise Fault(
+            f"{name} has (blocks, inputs, outputs) {found}, the base has {expected}.",
+            hint=_OTHER_BASE,
         )

@@ -17,13 +17,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import MANIFEST, hash_files
@@ -183,19 +182,14 @@ def _read_entry(folder: Path, key: str, cache: Path) -> Entry | None:
     return Entry(folder, content["facts"], files)
 
 
-@contextmanager
-def _locked(folder: Path, report: Progress) -> Iterator[None]:
+def _locked(folder: Path, report: Progress) -> AbstractContextManager[object]:
     """Lock an entry; the system releases the lock of a process that dies."""
     lock = FileLock(f"{folder}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         report("Waiting for another process that prepares the same base", 0.0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 @contextmanager
@@ -204,29 +198,13 @@ def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
         yield
     except PersonalPeftError:
         raise
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            f"{card.name} cannot be prepared in {cache}: {error}.",
-            hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written.",
-        ) from error
     # tokenizers raises a plain Exception, and transformers errors of its own, for files of strangers.
     except Exception as error:
-        if _is_full(cache):
-            raise WeightsError(
-                f"{card.name} cannot be prepared in {cache}: its disk is full.",
-                hint="Make room there, or set PERSONALPEFT_CACHE to a folder on another disk.",
-            ) from error
         raise WeightsError(
-            f"{card.name} cannot be converted: {error}.",
-            hint="This version of transformers or gguf may not know this kind of model.",
+            f"{card.name} cannot be prepared in {cache}: {error}.",
+            hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written. "
+            "This version of transformers or gguf may also not know this kind of model.",
         ) from error
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        return shutil.disk_usage(folder).free < 1 << 20
-    except OSError:
-        return False
 
 
 def _temporary_folder(entry: Path) -> Path:

@@ -16,7 +16,7 @@ from datetime import date
 from functools import lru_cache, partial
 from typing import Any, Never
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -106,14 +106,11 @@ def _render(
             f"The chat template refuses these messages: {error.message}.",
             hint="Let user and assistant take turns, beginning with the user.",
         ) from error
-    except TemplateSyntaxError as error:
-        raise CardError(
-            f"The chat template has a mistake in line {error.lineno}: {error.message}.",
-            hint="Correct it in the card.",
-        ) from error
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        # jinja writes the line of a mistake below its message.
+        reason = " ".join(str(error).split())
         raise CardError(
-            f"The chat template does not work: {error}.", hint="Give another template in the card."
+            f"The chat template does not work: {reason}.", hint="Correct it in the card."
         ) from error
 
 
@@ -223,7 +220,7 @@ def end_of_turn(base: Base) -> str | None:
 def shows_messages(base: Base) -> bool:
     """Return whether the template writes the content of a message, in whatever case."""
     text = "personalpeft asks"
-    return text in _render(base, [Message("user", text)], add_generation_prompt=True).casefold()
+    return text in _render(base, [Message("user", text)]).casefold()
 
 
 def find_tool_format(base: Base) -> ToolFormat:

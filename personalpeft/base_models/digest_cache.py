@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,13 +52,17 @@ def sealed_digest(
     paths = [str(path.absolute()) for path in files]
     name = hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:32]
     seal = cache / "seals" / f"{name}.json"
-    digest = _read(seal, paths, before)
+    about = {"paths": paths, "state": before}
+    digest = _read(seal, about)
     if digest is None:
         started = time.time_ns()
         digest = hash_files(files, report)
         newest = max((max(mtime, ctime) for _, mtime, ctime, _, _ in before), default=0)
         if _state(files) == before and started - newest > _REST_NS:
-            _write(seal, {"paths": paths, "state": before, "digest": digest})
+            with suppress(OSError):
+                seal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                content = json.dumps({**about, "digest": digest})
+                file_system.replace_file(seal, content.encode())
     return digest
 
 
@@ -73,21 +77,15 @@ def _state(files: Sequence[Path]) -> _State | None:
     return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for s in found]
 
 
-def _read(seal: Path, paths: Sequence[str], state: _State) -> str | None:
+def _read(seal: Path, about: Mapping[str, object]) -> str | None:
+    """Return the digest in a seal; None unless it is of these files in this state."""
     try:
         with seal.open(encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             if not (file_system.is_owner(found) and file_system.only_owner_writes(found)):
                 return None
             content = json.load(file)
-        same = content["paths"] == list(paths) and content["state"] == state
-        digest = content["digest"]
+        digest = str(content["digest"])
+        return digest if content == {**about, "digest": digest} else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return digest if same and isinstance(digest, str) else None
-
-
-def _write(seal: Path, content: dict[str, object]) -> None:
-    with suppress(OSError):
-        seal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file_system.replace_file(seal, json.dumps(content).encode())

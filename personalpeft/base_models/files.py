@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import WeightsError
-from personalpeft.types import canonical_digest
+from personalpeft.types import canonical_digest, canonical_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,30 +29,25 @@ _ORIGINAL = "original_max_position_embeddings"
 FRESH_COPY = "Get a fresh copy of the model."
 
 
-def package_files(card: ModelCard) -> tuple[Path, ...]:
-    """Return the resources of a package source in the card's order, or raise ``WeightsError``."""
-    paths = []
-    for file in card.source.files:
-        package, _, inside = file.partition(":")
-        spec = find_spec(package)
-        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-        path = next((path for each in folders if (path := Path(each, inside)).is_file()), None)
-        if path is None:
-            what = "is not installed" if spec is None else f"has no file {inside}"
-            raise _incomplete(card, f"are missing: package {package} {what}")
-        paths.append(path)
-    return tuple(paths)
-
-
 def gguf_parts(card: ModelCard) -> tuple[Path, ...]:
     """Return the parts of a card's GGUF file, or raise ``WeightsError``. Empty for other weights."""
     if card.source.kind == "package":
-        return package_files(card)
+        return tuple(_resource(card, *file.split(":")) for file in card.source.files)
     if card.source.kind != "gguf" or card.source.path is None:
         return ()
     if not card.source.path.is_file():
         raise _incomplete(card, f"are missing: there is no file {card.source.path}")
     return (card.source.path,)
+
+
+def _resource(card: ModelCard, package: str, inside: str) -> Path:
+    spec = find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    path = next((path for each in folders if (path := Path(each, inside)).is_file()), None)
+    if path is None:
+        what = "is not installed" if spec is None else f"has no file {inside}"
+        raise _incomplete(card, f"are missing: package {package} {what}")
+    return path
 
 
 def folder_files(card: ModelCard, folder: Path) -> Mapping[str, Path]:
@@ -117,22 +112,18 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def weights_status(card: ModelCard) -> str:
     """Return where a base's weights are: "here", "missing", "from the hub" or "random"."""
-    source = card.source
     try:
-        if source.kind in ("package", "gguf"):
-            gguf_parts(card)
-        elif source.kind == "folder" and source.path is not None:
-            folder_files(card, source.path)
-        else:
-            return "from the hub" if source.kind == "hub" else "random"
+        digest = source_digest(card, lambda files: "")
     except WeightsError:
         return "missing"
+    if digest is None:
+        return "from the hub" if card.source.kind == "hub" else "random"
     return "here"
 
 
 def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
     """Return the folder of a hub source, downloaded unless ``HF_HUB_OFFLINE`` is set."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -152,16 +143,12 @@ def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
             tqdm_class=Silent,
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        reason = (
-            "HF_HUB_OFFLINE forbids downloads"
-            if constants.HF_HUB_OFFLINE
-            else f"the hub could not be reached: {first_line.removeprefix('Got: ').rstrip('.')}"
-        )
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise WeightsError(
             f"The weights of {card.name} are missing: {source.repo} is not on this machine, "
-            f"and {reason}.",
-            hint="Go online, or copy the model to this machine and give its folder as the base.",
+            f"and the hub gives no copy: {reason.removeprefix('Got: ').rstrip('.')}.",
+            hint="Go online without HF_HUB_OFFLINE, or copy the model to this machine and give its "
+            "folder as the base.",
         ) from error
     return Path(str(folder))
 
@@ -194,6 +181,25 @@ def source_digest(card: ModelCard, digest_of: Callable[[Sequence[Path]], str]) -
         return None
     files = folder_files(card, card.source.path)
     return folder_digest({name: digest_of([path]) for name, path in files.items()})
+
+
+def safetensors_header(
+    tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the header of a safetensors file, whose tensors lie in the order of their names.
+
+    Args:
+        tensors: The dtype, the shape and the bytes of each tensor, by name.
+        metadata: The file's ``__metadata__``.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape, size) in sorted(tensors.items()):
+        begin, end = end, end + size
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = canonical_json(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def folder_digest(digests: Mapping[str, str]) -> str:

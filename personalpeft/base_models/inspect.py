@@ -89,20 +89,8 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
         )
 
     import torch
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # What transformers may raise for a wrong configuration.
-    mistakes = (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        StrictDataclassError,
-    )
     try:
         auto_config = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
@@ -111,10 +99,11 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
             model: nn.Module = AutoModelForCausalLM.from_config(
                 auto_config, trust_remote_code=False
             )
-    except mistakes as error:
+    except Exception as error:  # transformers raises any kind for a wrong configuration.
+        reason = str(error).partition("\n")[0]
         raise WeightsError(
             f"{folder / 'config.json'} does not describe a model that transformers can build: "
-            f"{str(error).splitlines()[0]}",
+            f"{reason}",
             hint="The model's code must be part of transformers; a newer release may have it.",
         ) from error
     return architecture_of(model, str(config.get("model_type", "")))

@@ -130,7 +130,11 @@ class MappedWeights:
         tensor = self._find(name)
         if len(tensor.shape) != 2:
             raise _unexpected(name)
-        return replace(tensor, head_size=self._head_size(name, tensor))
+        heads = {} if self._names is None else self._names.heads
+        for projection, count in heads.items():
+            if f".{projection}." in name:
+                return replace(tensor, head_size=tensor.shape[0] // count)
+        return tensor
 
     def vector(self, name: str) -> Numbers:
         """Return a vector by transformers' name as float32, or raise ``WeightsError``."""
@@ -164,12 +168,6 @@ class MappedWeights:
 
     def _matrices(self) -> Iterator[MappedTensor]:
         return (each for each in self._tensors.values() if len(each.shape) == 2)
-
-    def _head_size(self, name: str, tensor: MappedTensor) -> int:
-        for projection, heads in ({} if self._names is None else self._names.heads).items():
-            if f".{projection}." in name:
-                return tensor.shape[0] // heads
-        return 0
 
     def _find(self, name: str) -> MappedTensor:
         for each in (name, _EMBEDDINGS) if name == _HEAD else (name,):

@@ -6,7 +6,6 @@ Invariant: a ``ModelCard`` from here has every field that its kind of source nee
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 import warnings
@@ -28,13 +27,13 @@ from personalpeft.errors import CardError, NotFound, suggest_nearest
 from personalpeft.formatting import to_json
 from personalpeft.types import Sampling
 
-# The keys that each kind of source may have beside ``kind``, and those that it must have.
+# The keys that each kind of source must have beside ``kind``, and those that it may have.
 _SOURCE_KEYS: Mapping[SourceKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "package": (("files", "digest", "install"), ("files", "digest")),
-    "folder": (("path", "digest", "install"), ("path",)),
-    "gguf": (("path", "digest", "install"), ("path",)),
-    "hub": (("repo", "revision", "digest", "install"), ("repo",)),
-    "random": (("seed", "shape"), ("shape",)),
+    "package": (("files", "digest"), ("install",)),
+    "folder": (("path",), ("digest", "install")),
+    "gguf": (("path",), ("digest", "install")),
+    "hub": (("repo",), ("revision", "digest", "install")),
+    "random": (("shape",), ("seed",)),
 }
 _TABLES: Mapping[tuple[str, ...], type] = {
     (): ModelCard,
@@ -49,23 +48,21 @@ _CARD = TypeAdapter(ModelCard)
 
 def read_card(path: Path) -> ModelCard:
     """Return the card in a file. A relative ``source.path`` starts at the card's folder."""
-    try:
-        # Checked before opening: opening a named pipe without a writer blocks.
-        if not path.is_file():
-            raise FileNotFoundError
-        with path.open("rb") as file:
-            data = file.read(_LIMIT + 1)
-        if len(data) > _LIMIT:
-            raise CardError(
-                f"{path} has more than {_LIMIT} bytes.", hint="Give the path of a card (.toml)."
-            )
-        text = data.decode("utf-8-sig")
-    except FileNotFoundError as error:
+    # Checked before opening: opening a named pipe without a writer blocks.
+    if not path.is_file():
         raise NotFound(
             f"There is neither a card nor a model at {path}.",
             hint="Give a base that `personalpeft models` lists, the folder of a model, or a card "
             "(.toml). A model on a hub needs a card with its repo.",
-        ) from error
+        )
+    with path.open("rb") as file:
+        data = file.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise CardError(
+            f"{path} has more than {_LIMIT} bytes.", hint="Give the path of a card (.toml)."
+        )
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CardError(f"{path} is not a text in UTF-8.", hint="Save it as UTF-8.") from error
     return parse_card(text, where=str(path), folder=path.parent)
@@ -85,12 +82,8 @@ def parse_card(text: str, *, where: str, folder: Path) -> ModelCard:
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        at = re.search(r"\s*\(at (?:line (\d+)[^)]*|end of document)\)", str(error))
-        line = int(at[1]) if at and at[1] else max(1, len(text.splitlines()))
-        detail = str(error)[: at.start()] if at else str(error)
         raise CardError(
-            f"{where}, line {line}: this is not TOML: {detail}.",
-            hint="See the cards in models/ for examples.",
+            f"{where}: this is not TOML: {error}.", hint="See the cards in models/ for examples."
         ) from error
     # JSON, since in Python pydantic's strict mode takes no list for a tuple. TOML's dates have no
     # place in a card: [[]] is valid nowhere.
@@ -99,8 +92,6 @@ def parse_card(text: str, *, where: str, folder: Path) -> ModelCard:
         card = _CARD.validate_json(data, context=folder)
         _check_source(content["source"], card.source.kind)
         _check_sampling(card.sampling)
-        for key in ("learning", "gate", "practice", "rl"):
-            _check_plain(content.get(key, {}), (key,))
     except ValidationError as error:
         # An unknown key is often the wrong spelling of a missing one.
         first = min(error.errors(), key=lambda each: each["type"] != _UNKNOWN)
@@ -193,11 +184,6 @@ def _unknown(path: tuple[str, ...], known: Iterable[str]) -> _Mistake:
     return _Mistake(path, "is not a key that belongs here", hint)
 
 
-def _wrong(path: tuple[str, ...], what: str, value: object) -> _Mistake:
-    text = repr(value)
-    return _Mistake(path, f"{what}, got {text if len(text) <= 60 else text[:57] + '...'}")
-
-
 def _translate(error: Mapping[str, Any]) -> _Mistake:
     """Return what pydantic found, by the key as the card spells it."""
     # Positions in a list are no part of the key.
@@ -211,16 +197,17 @@ def _translate(error: Mapping[str, Any]) -> _Mistake:
     if error["type"].startswith("missing"):
         return _missing(*path)
     what = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
-    mistake = _wrong(path, what, error["input"])
+    mistake = _Mistake(path, f"{what}, got {error['input']!r:.60}")
     if error["type"] == "literal_error":
         mistake.hint = suggest_nearest(str(error["input"]), get_args(SourceKind), what="kind")
     return mistake
 
 
 def _check_source(table: Mapping[str, Any], kind: SourceKind) -> None:
-    allowed, required = _SOURCE_KEYS[kind]
-    for key in table.keys() - {"kind", *allowed}:
-        raise _unknown(("source", key), ("kind", *allowed))
+    required, optional = _SOURCE_KEYS[kind]
+    known = ("kind", *required, *optional)
+    for key in table.keys() - known:
+        raise _unknown(("source", key), known)
     for key in required:
         if key not in table:
             raise _missing("source", key)
@@ -235,20 +222,8 @@ def _check_sampling(sampling: Sampling) -> None:
         ("seed", 0 <= sampling.seed < 2**53, "0 or more"),
     ):
         if not holds:
-            raise _wrong(("sampling", key), f"must be {bounds}", getattr(sampling, key))
-
-
-def _check_plain(table: Mapping[str, Any], path: tuple[str, ...]) -> None:
-    """Check that a table holds plain values. Its keys are checked where they are used."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            _check_plain(value, (*path, key))
-            continue
-        is_list = isinstance(value, list) and value
-        texts = is_list and all(isinstance(each, str) and each for each in value)
-        finite = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-        if not texts and not finite:
-            raise _wrong((*path, key), "must be a number, a text or a list of texts", value)
+            value = getattr(sampling, key)
+            raise _Mistake(("sampling", key), f"must be {bounds}, got {value!r}")
 
 
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?")

@@ -19,8 +19,6 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 # Parts of models that are no base: vision parts, and all parts of a split file but the first.
 _NO_MODEL = re.compile(r"mmproj|imatrix|ggml-vocab|-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# Deep enough for each program, such as hub/models--owner--name/snapshots/commit/file.gguf.
-_DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +48,22 @@ def find_models(folders: Mapping[str, Sequence[Path]]) -> tuple[ModelFile, ...]:
 
 
 def _files(program: str, folder: Path) -> Iterator[ModelFile]:
-    for path in sorted(_below(folder, _DEPTH)):
+    for path in sorted(_below(folder)):
         if path.suffix.lower() != ".gguf" or _NO_MODEL.search(path.name):
             continue
         with suppress(OSError):
             yield ModelFile(program, path.stem, path, path.stat().st_size)
 
 
-def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the files below a folder. A folder that cannot be read is empty."""
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without those behind links to folders."""
     with suppress(OSError):
-        for each in folder.iterdir():
-            if each.is_dir():
-                if depth > 1 and not each.is_symlink():
-                    yield from _below(each, depth - 1)
-            elif each.is_file():
-                yield each
+        yield from (path for path in folder.rglob("*") if path.is_file())
 
 
 def _ollama(folder: Path) -> Iterator[ModelFile]:
     """Yield the models of Ollama's manifests, ``manifests/HOST/OWNER/MODEL/TAG``."""
-    for manifest in sorted(_below(folder / "manifests", 4)):
+    for manifest in sorted(_below(folder / "manifests")):
         parts = manifest.relative_to(folder / "manifests").parts
         if len(parts) != 4:
             continue

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -38,7 +37,7 @@ from personalpeft.base_models.files import (
     weight_files,
 )
 from personalpeft.base_models.gguf.describe import describe_gguf
-from personalpeft.base_models.gguf.file import gguf_file, join_parts
+from personalpeft.base_models.gguf.file import gguf_file
 from personalpeft.base_models.gguf.header import read_header
 from personalpeft.base_models.gguf.to_safetensors import unpack_gguf
 from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
@@ -66,8 +65,14 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         CardError: The card does not fit its model.
     """
     report = progress or (lambda stage, done: None)
-    prepare = partial(_entry, card, cache, report)
     source = card.source
+
+    def prepare(key: str, make: Callable[[Path], Path]) -> Entry:
+        """Return an entry of the cache with the facts about the model in the folder of ``make``."""
+        return cached_entry(
+            card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
+        )
+
     if parts := gguf_parts(card):
         if source.kind == "gguf":
             describe_gguf(parts[0])  # Refuses what would be read in another way.
@@ -77,7 +82,7 @@ def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = No
         check_digest(card, weights, str(parts[0]))
         entry = prepare(
             canonical_digest([weights, "config"]),
-            lambda into: write_gguf_config(join_parts(card, parts, cache), into, report),
+            lambda into: write_gguf_config(gguf_file(card, cache) or parts[0], into, report),
         )
         return _base(card, entry.folder, cache, entry, weights, _GGUF_TOKENIZER)
 
@@ -150,18 +155,6 @@ def unpacked_bytes(base: Base) -> int:
     return 2 * sum(math.prod(each.shape) for each in read_header(file).tensors.values())
 
 
-def _entry(
-    card: ModelCard, cache: Path, report: Progress, key: str, make: Callable[[Path], Path]
-) -> Entry:
-    """Return a source's entry of the cache, with the facts about its model.
-
-    ``make`` may write files into a new entry, and returns the model's folder.
-    """
-    return cached_entry(
-        card, key, _VERSION, cache, lambda into: to_json(inspect_model(make(into))), report
-    )
-
-
 def _digest(weights: str, tokenizer: str, template: str) -> str:
     return canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template})
 
@@ -193,12 +186,8 @@ def _base(
     )
     try:
         last = end_of_turn(base)
-    except CardError:
-        raise
     except InvalidInput as error:
-        raise CardError(
-            f"The chat template of {card.name} refuses a plain chat: {error}", hint=error.hint
-        ) from error
+        raise CardError(f"{card.name}: {error.message}", hint=error.hint) from error
     stops = (*((last,) if last else ()), *card.stop_tokens, *facts.stops)
     return replace(
         base, stop_tokens=tuple(dict.fromkeys(stops)), tool_format=find_tool_format(base)

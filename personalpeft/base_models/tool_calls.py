@@ -9,7 +9,7 @@
 
 ``chat_template.find_tool_format`` returns the format of a base.
 
-Invariants: parts that a ``CallReader`` returns are final and in the order of the reply. Text
+Invariants: parts that a reader returns are final and in the order of the reply. Text
 without a call passes unchanged.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from personalpeft.ids import TOOL_NAME
 from personalpeft.types import Message, ToolCall, ToolFormat, parse_strict_json
@@ -91,41 +91,22 @@ def find_unfinished_call(message: Message, tool_format: ToolFormat) -> str:
     return f'{begin} "{names[0]}", "{marks.arguments}":' if len(names) == 1 else begin
 
 
-class CallReader(Protocol):
-    """Separates text from calls in a reply that arrives in chunks, without space around calls."""
-
-    def push(self, text: str) -> Sequence[ReplyPart]:
-        """Return the parts that this chunk completes."""
-
-    def finish(self) -> Sequence[ReplyPart]:
-        """Return the rest at the end of the reply."""
-
-
-def call_reader(tool_format: ToolFormat) -> CallReader:
-    """Return the reader of a format.
-
-    Where calls are the whole reply, a reply that begins as one is returned at its end.
-    """
-    marks = _MARKS.get(tool_format)
-    if marks is None or not marks.open:
-        return _WholeReplyReader(reads_calls=marks is not None)
-    return _MarkedCallReader(marks)
-
-
 class _WholeReplyReader:
-    """Reads calls that are the whole reply."""
+    """Reads calls that are the whole reply. Without calls in the format, all of it is text."""
 
     def __init__(self, *, reads_calls: bool) -> None:
         self._pending = ""
         self._may_call = reads_calls
 
     def push(self, text: str) -> Sequence[ReplyPart]:
+        """Return the parts that this chunk completes, without space around calls."""
         self._pending += text
         begun = self._pending.lstrip()
         self._may_call = self._may_call and (not begun or begun.startswith("{"))
         return () if self._may_call else self._take()
 
     def finish(self) -> Sequence[ReplyPart]:
+        """Return the rest at the end of the reply."""
         return (_calls(self._pending) if self._may_call else ()) or self._take()
 
     def _take(self) -> Sequence[ReplyPart]:
@@ -134,7 +115,7 @@ class _WholeReplyReader:
 
 
 class _MarkedCallReader:
-    """Reads calls between two marks."""
+    """Reads calls between two marks, in a reply that arrives in chunks."""
 
     def __init__(self, marks: _Marks) -> None:
         self._open, self._close = marks.open, marks.close
@@ -144,6 +125,7 @@ class _MarkedCallReader:
         self._called = False
 
     def push(self, text: str) -> Sequence[ReplyPart]:
+        """Return the parts that this chunk completes, without space around calls."""
         self._pending += text
         parts: list[ReplyPart] = []
         while True:
@@ -161,20 +143,15 @@ class _MarkedCallReader:
         return parts if self._space is not None else [*parts, *self._text(self._certain())]
 
     def finish(self) -> Sequence[ReplyPart]:
+        """Return the rest at the end of the reply."""
         rest, self._pending = self._pending, ""
         # A model may end its turn without the closing mark.
         return self._text(rest) if self._space is None else self._end_call(rest, "")
 
     def _certain(self) -> str:
         """Take all but what may be the start of a mark, with white space before it."""
-        overlap = next(
-            (
-                n
-                for n in range(len(self._open) - 1, 0, -1)
-                if self._pending.endswith(self._open[:n])
-            ),
-            0,
-        )
+        starts = (self._open[:length] for length in range(len(self._open)))
+        overlap = max(len(start) for start in starts if self._pending.endswith(start))
         ready = self._pending[: len(self._pending) - overlap].rstrip()
         self._pending = self._pending[len(ready) :]
         return ready
@@ -194,6 +171,17 @@ class _MarkedCallReader:
             return []
         self._called = False
         return [text]
+
+
+def call_reader(tool_format: ToolFormat) -> _WholeReplyReader | _MarkedCallReader:
+    """Return the reader of a format.
+
+    Where calls are the whole reply, a reply that begins as one is returned at its end.
+    """
+    marks = _MARKS.get(tool_format)
+    if marks is None or not marks.open:
+        return _WholeReplyReader(reads_calls=marks is not None)
+    return _MarkedCallReader(marks)
 
 
 def _calls(body: str) -> Sequence[ToolCall]:
@@ -216,10 +204,6 @@ def _call(value: Any) -> ToolCall | None:
     if isinstance(function := value.get("function"), dict):
         value = function
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if (
-        not isinstance(name, str)
-        or not TOOL_NAME.fullmatch(name)
-        or not isinstance(arguments, dict)
-    ):
-        return None
-    return ToolCall(name, arguments)
+    if isinstance(name, str) and TOOL_NAME.fullmatch(name) and isinstance(arguments, dict):
+        return ToolCall(name, arguments)
+    return None

@@ -25,16 +25,9 @@ import numpy.typing as npt
 
 from personalpeft.adapters.compose import as_single_lora, in_half
 from personalpeft.adapters.formats.safetensors_reader import to_array
-from personalpeft.adapters.safe_io import (
-    DAMAGED,
-    CheckedFiles,
-    Fault,
-    check_adapter_files,
-    naming,
-    safe_repr,
-)
+from personalpeft.adapters.safe_io import Fault, naming, read_untrusted, safe_repr
 from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, stack_blocks
+from personalpeft.adapters.validate import check_adapter, check_weights, match_tensors, stack_blocks
 from personalpeft.base_models.gguf.header import GgufFault, Value, parse_header
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.ids import check_layer_name
@@ -110,20 +103,14 @@ def import_gguf_lora(
         AdapterError: The file is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
-    files = check_adapter_files(f"{__name__}:check_gguf_lora", path)
+    (metadata, tensors), file_digest = read_untrusted(path, read_gguf)
+    digest = canonical_digest(["gguf", file_digest])
     with naming(path):
-        data = files.read(path)
-        metadata, tensors = read_gguf(data)
-        _check_digest(data, metadata)
-        del data
-        digest = canonical_digest(["gguf", files.digests[str(path)]])
         alpha = _alpha(metadata, names)
         unpadded = _stack_tensors(tensors, architecture, names)
         for name, pair in unpadded.items():
             # Check before ranks are padded. Padding can make a small file large.
-            manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
-            part = Adapter(manifest, {name: pair})
-            check_adapter(part, architecture=architecture, numbers=False)
+            check_weights({name: pair}, architecture, numbers=False)
             if name in names.heads:
                 b = np.stack([names.from_gguf(name, rows) for rows in pair.b])
                 unpadded[name] = LoRAWeights(pair.a, b)
@@ -132,16 +119,8 @@ def import_gguf_lora(
         recipe = {"imported": "gguf", "rank": rank}
         manifest = Manifest(base, layer, rank, scaling, tuple(sorted(weights)), recipe, digest)
         adapter = Adapter(manifest, weights)
-        check_adapter(adapter, architecture=architecture, base=base)
+        check_adapter(adapter, architecture=architecture)
     return adapter
-
-
-def check_gguf_lora(path: str) -> Mapping[str, str]:
-    """Parse a GGUF file in a child of ``sandbox``, and return its digest."""
-    files = CheckedFiles()
-    with naming(path):
-        read_gguf(files.read(Path(path)))
-    return files.digests
 
 
 def _check_digest(data: bytes, metadata: Mapping[str, object]) -> None:
@@ -156,13 +135,10 @@ def _check_digest(data: bytes, metadata: Mapping[str, object]) -> None:
 
 def _alpha(metadata: Mapping[str, object], names: GgufNames) -> float:
     """Check the file's metadata and return alpha, where 0 means a scaling of 1."""
-    if (metadata.get("general.type"), metadata.get("adapter.type")) != ("adapter", "lora"):
-        raise Fault("is not a LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
-    if _ACTIVATED in metadata:
-        raise Fault(
-            "is an activated LoRA (aLoRA), which cannot be imported.",
-            hint="Train it again as plain LoRA.",
-        )
+    kind = (metadata.get("general.type"), metadata.get("adapter.type"))
+    # An activated LoRA computes something else where its tokens do not occur.
+    if kind != ("adapter", "lora") or _ACTIVATED in metadata:
+        raise Fault("is no plain LoRA.", hint="Give a GGUF file that holds a plain LoRA adapter.")
     architecture = metadata.get("general.architecture")
     if architecture != names.architecture:
         raise Fault(
@@ -187,14 +163,9 @@ def _stack_tensors(
         for block in range(architecture.blocks)
     }
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
-    for name, tensor in tensors.items():
-        match = _LORA.fullmatch(name)
-        if match is None or match[1] not in modules:
-            raise Fault(f"adapts {safe_repr(name)}, which the base's card does not name.")
-        projection, block = modules[match[1]]
-        halves.setdefault((projection, match[2].upper()), {})[block] = tensor
-    if not halves:
-        raise Fault("holds no tensors.")
+    for name, (module, half) in match_tensors(tensors, _LORA, modules).items():
+        projection, block = modules[module]
+        halves.setdefault((projection, half), {})[block] = tensors[name]
     return stack_blocks(halves, architecture.blocks)
 
 
@@ -217,7 +188,7 @@ def read_gguf(data: bytes) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
     try:
         header = parse_header(data)
     except GgufFault as fault:
-        raise Fault(str(fault), hint=fault.hint or DAMAGED) from fault
+        raise Fault(str(fault), hint=fault.hint) from fault
     start = header.begin
     arrays: dict[str, Matrix] = {}
     for name, info in header.tensors.items():
@@ -234,4 +205,5 @@ def read_gguf(data: bytes) -> tuple[Mapping[str, Value], dict[str, Matrix]]:
         # A slice copies, since the offset may not be aligned.
         arrays[name] = to_array(data[start:end], dtype, info.shape)
         start = -(-end // header.alignment) * header.alignment
+    _check_digest(data, header.metadata)
     return header.metadata, arrays

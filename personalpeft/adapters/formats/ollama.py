@@ -9,7 +9,7 @@ Invariant: a template is written only if it renders several chats exactly as the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base
@@ -25,18 +25,8 @@ _SHAPES: tuple[tuple[Role, ...], ...] = (
 
 # These have a meaning in a Modelfile or a Go template.
 _QUOTES = ('"""', "{{", "}}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The text before and after a message of each role."""
-
-    before: dict[str, str]
-    after: dict[str, str]
-
-    def render(self, messages: Sequence[Message]) -> str:
-        texts = (f"{self.before[m.role]}{m.content}{self.after[m.role]}" for m in messages)
-        return "".join(texts) + self.before["assistant"]
+_Frame: TypeAlias = dict[Role, tuple[str, str]]
+"""The text before and after a message of each role."""
 
 
 def build_modelfile(base: Base, weights: str) -> str:
@@ -69,45 +59,35 @@ def _frame(base: Base) -> _Frame | None:
         begin, rest = text.split(marks["system"])
         middle, between, last = rest.split(marks["user"])
         to_reply, after_reply = between.split(marks["assistant"])
-        if any(mark in text for mark in _QUOTES):
+        pieces = (middle, to_reply, after_reply)
+        ends = (end for end in base.stop_tokens if all(end in piece for piece in pieces))
+        if (end := next(ends, None)) is None or any(quote in text for quote in _QUOTES):
             return None
-        frame = _split_template(base, begin, middle, to_reply, after_reply)
-        if (
-            last == to_reply
-            and frame is not None
-            and all(_renders_as(base, frame, shape) for shape in _SHAPES)
-        ):
-            return frame
+        (after_system, before_user), (after_user, before_reply), (ends_reply, _) = (
+            _split(piece, end) for piece in pieces
+        )
+        frame: _Frame = {
+            "system": (begin, after_system),
+            "user": (before_user, after_user),
+            "assistant": (before_reply, ends_reply),
+        }
+        fits = last == to_reply and all(_renders_as(base, frame, shape) for shape in _SHAPES)
     except (ValueError, CardError, InvalidInput):
         # The template refuses such a chat, repeats a message or drops it.
         return None
-    return None
+    return frame if fits else None
 
 
-def _split_template(
-    base: Base, begin: str, middle: str, to_reply: str, after_reply: str
-) -> _Frame | None:
-    """Split each text between two messages into the end of one and the start of the next."""
-    for end in base.stop_tokens:
-        if all(end in piece for piece in (middle, to_reply, after_reply)):
-            parts = [_part(piece, end) for piece in (middle, to_reply, after_reply)]
-            (after_system, before_user), (after_user, before_reply), (ends_reply, _) = parts
-            before = {"system": begin, "user": before_user, "assistant": before_reply}
-            after = {"system": after_system, "user": after_user, "assistant": ends_reply}
-            return _Frame(before, after)
-    return None
-
-
-def _part(piece: str, end: str) -> tuple[str, str]:
-    at = piece.index(end) + len(end)
-    while at < len(piece) and piece[at] == "\n":
-        at += 1
-    return piece[:at], piece[at:]
+def _split(piece: str, end: str) -> tuple[str, str]:
+    """Split a text between two messages into the end of one and the start of the next."""
+    rest = piece.partition(end)[2].lstrip("\n")
+    return piece.removesuffix(rest), rest
 
 
 def _renders_as(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
     messages = [Message(role, f"message {number}") for number, role in enumerate(roles)]
-    return frame.render(messages) == render_chat(base, messages)
+    texts = (f"{frame[m.role][0]}{m.content}{frame[m.role][1]}" for m in messages)
+    return "".join(texts) + frame["assistant"][0] == render_chat(base, messages)
 
 
 def _escape_go_template(frame: _Frame) -> str:
@@ -117,9 +97,7 @@ def _escape_go_template(frame: _Frame) -> str:
     """
     cases = [
         f'{{{{ {word} eq .Role "{role}" }}}}'
-        + f"{frame.before[role]}{{{{ .Content }}}}{frame.after[role]}"
+        + f"{frame[role][0]}{{{{ .Content }}}}{frame[role][1]}"
         for word, role in zip(("if", "else if", "else if"), _ROLES, strict=True)
     ]
-    return (
-        "{{ range .Messages }}" + "".join(cases) + "{{ end }}{{ end }}" + frame.before["assistant"]
-    )
+    return "{{ range .Messages }}" + "".join(cases) + "{{ end }}{{ end }}" + frame["assistant"][0]

@@ -10,11 +10,10 @@ Invariants: the same adapter gives the same bytes, and ``unpack`` reads whatever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.formats.safetensors_reader import HEADER_LIMIT, Tensors, read_tensors
+from personalpeft.adapters.formats.safetensors_reader import HEADER_LIMIT, read_tensors
 from personalpeft.adapters.manifest import (
     FORMAT,
     canonical_manifest,
@@ -24,10 +23,10 @@ from personalpeft.adapters.manifest import (
 from personalpeft.adapters.safe_io import Fault, naming, parse_object, safe_repr
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter
+from personalpeft.base_models.files import safetensors_header
 from personalpeft.types import Architecture, canonical_json
 
 METADATA_KEY = "personalpeft"
-_ALIGNMENT = 8
 _DTYPES = {2: "F16", 4: "F32"}
 _LITTLE = {2: "<f2", 4: "<f4"}
 
@@ -42,23 +41,16 @@ def pack(adapter: Adapter) -> bytes:
             for name, pair in adapter.weights.items()
             for half, matrix in (("A", pair.a), ("B", pair.b))
         }
-        bodies = dict(sorted(halves.items()))
-        header: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(about)}}
-        end = 0
-        for name, body in bodies.items():
-            begin, end = end, end + body.nbytes
-            dtype, shape = _DTYPES[body.itemsize], list(body.shape)
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-        # Sorted keys put the tensors in the order of their offsets, which the reader requires.
-        text = canonical_json(header).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
-        if len(text) > HEADER_LIMIT:
+        entries = {
+            name: (_DTYPES[body.itemsize], body.shape, body.nbytes) for name, body in halves.items()
+        }
+        header = safetensors_header(entries, {METADATA_KEY: canonical_json(about)})
+        if len(header) - 8 > HEADER_LIMIT:
             raise Fault(
-                f"its manifest is too long ({len(text)} bytes with the header).",
+                f"its manifest is too long ({len(header)} bytes with the header).",
                 hint="Shorten the recipe.",
             )
-        length = len(text).to_bytes(8, "little")
-        return b"".join([length, text, *(body.data for body in bodies.values())])
+        return b"".join([header, *(body.data for _, body in sorted(halves.items()))])
 
 
 def unpack(
@@ -86,22 +78,19 @@ def unpack(
         AdapterError: It is damaged, hostile, or does not fit.
     """
     with naming(source):
-        tensors = read_tensors(data)
-        adapter = Adapter(_manifest(tensors), _read_weights(tensors.arrays))
+        metadata, arrays = read_tensors(data)
+        adapter = Adapter(_manifest(metadata), _read_weights(arrays))
         check_adapter(adapter, architecture=architecture, base=base, numbers=not known)
     return adapter
 
 
-def _manifest(tensors: Tensors) -> Manifest:
-    if tensors.metadata.keys() != {METADATA_KEY}:
-        hint = (
-            "Only files that personalpeft packed can be read here; a PEFT folder can be imported."
-        )
+def _manifest(metadata: Mapping[str, str]) -> Manifest:
+    if metadata.keys() != {METADATA_KEY}:
         raise Fault(
-            f"has no manifest, or more than one (found {safe_repr(sorted(tensors.metadata))}).",
-            hint=hint,
+            f"has no manifest, or more than one (found {safe_repr(sorted(metadata))}).",
+            hint="Give a file that personalpeft packed. A PEFT folder can be imported.",
         )
-    about = parse_object(tensors.metadata[METADATA_KEY], what="the manifest")
+    about = parse_object(metadata[METADATA_KEY], what="the manifest")
     # Check the version first: a newer format may have other keys, and is not damaged.
     check_format(about.get("format"), what="the file")
     if about.keys() != {"format", "manifest"}:

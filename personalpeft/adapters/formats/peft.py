@@ -32,16 +32,15 @@ from personalpeft.adapters.manifest import (
     manifest_from_json,
 )
 from personalpeft.adapters.safe_io import (
-    CheckedFiles,
     Fault,
-    check_adapter_files,
     naming,
     parse_object,
+    read_untrusted,
     safe_repr,
     write_folder_atomically,
 )
 from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
-from personalpeft.adapters.validate import check_adapter, projection_size, shorten, stack_blocks
+from personalpeft.adapters.validate import check_adapter, check_base, match_tensors, stack_blocks
 from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
@@ -54,6 +53,7 @@ PICKLE_FILE = "adapter_model.bin"
 _CONFIG_LIMIT = 2**20
 _PROVENANCE_LIMIT = 2**24
 _PREFIX = "base_model.model"
+_LORA = re.compile(rf"{re.escape(_PREFIX)}\.(.+)\.lora_([AB])\.weight")
 _UNKNOWN_ORIGIN = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
 
 
@@ -76,12 +76,7 @@ def export_peft(
     with naming(f"layer {manifest.layer}"):
         check_adapter(adapter, architecture=architecture)
         about = {"manifest": canonical_manifest(manifest)}
-    config = build_config(
-        rank=manifest.rank,
-        scaling=manifest.scaling,
-        targets=list(adapter.weights),
-        base_name=base_name,
-    )
+    config = build_config(manifest.rank, manifest.scaling, adapter.weights, base_name)
     _write_folder(folder, config, peft_tensors(adapter.weights, manifest.rank, architecture), about)
 
 
@@ -118,7 +113,7 @@ def export_stack_peft(
             hint="Teach it something first.",
         )
     weights = concatenate(whole)
-    config = build_config(rank=whole.rank, scaling=1.0, targets=list(weights), base_name=base_name)
+    config = build_config(whole.rank, 1.0, weights, base_name)
     _write_folder(folder, config, peft_tensors(weights, whole.rank, architecture), {"stack": about})
 
 
@@ -138,56 +133,38 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
         AdapterError: The folder is damaged, hostile, unsupported or not for this base.
     """
     check_layer_name(layer)
-    config, arrays, digest, about = _read_folder(
-        folder, check_adapter_files(f"{__name__}:check_peft_folder", folder)
-    )
-    with naming(folder / TENSOR_FILE):
-        weights = _join(arrays, config, architecture)
-    with naming(folder / PROVENANCE_FILE):
-        manifest = _provenance(about, digest, config, weights, layer=layer, base=base)
-    adapter = Adapter(manifest, weights)
-    with naming(folder / TENSOR_FILE):
-        check_adapter(adapter, architecture=architecture, base=base)
-    return adapter
-
-
-def check_peft_folder(path: str) -> Mapping[str, str]:
-    """Parse a PEFT folder in a child of ``sandbox``, and return the digests of its files."""
-    files = CheckedFiles()
-    _read_folder(Path(path), files)
-    return files.digests
-
-
-def _read_folder(
-    folder: Path, files: CheckedFiles
-) -> tuple[AdapterConfig, Mapping[str, Matrix], str, dict[str, Any] | None]:
-    """Return the config, the tensors, their file's SHA-256 and the provenance, if there is any."""
     path = folder / TENSOR_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise AdapterError(
             f"{folder / PICKLE_FILE}: is a pickle, which can run code.",
             hint="Load it with PEFT where you trust it, and save it as safetensors.",
         )
-    with naming(folder / CONFIG_FILE):
-        config = read_config(files.read(folder / CONFIG_FILE, limit=_CONFIG_LIMIT))
+    config, config_digest = read_untrusted(folder / CONFIG_FILE, read_config, limit=_CONFIG_LIMIT)
+    (_, arrays), digest = read_untrusted(path, read_tensors)
     with naming(path):
-        arrays = read_tensors(files.read(path)).arrays
+        weights = _join(arrays, config, architecture)
+    rank = next(iter(weights.values())).a.shape[1]
+    origin = {
+        "imported": "peft",
+        "tensors": digest,
+        "base_name": config.base_model_name_or_path[:200],
+    }
+    no_signals = canonical_digest([])
+    manifest = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, no_signals)
     provenance = folder / PROVENANCE_FILE
-    about = None
     if provenance.exists():
+        about, _ = read_untrusted(provenance, parse_provenance, limit=_PROVENANCE_LIMIT)
         with naming(provenance):
-            data = files.read(provenance, limit=_PROVENANCE_LIMIT)
-            about = parse_object(data, what="the provenance")
-            _check_digests(about, files.digests[str(folder / CONFIG_FILE)])
-    return config, arrays, files.digests[str(path)], about
+            manifest = _provenance(about, {"config": config_digest, "tensors": digest}, manifest)
+    adapter = Adapter(manifest, weights)
+    with naming(path):
+        check_adapter(adapter, architecture=architecture, base=base)
+    return adapter
 
 
-def _check_digests(about: Mapping[str, Any], config: str) -> None:
-    rest = {key: value for key, value in about.items() if key != "digest"}
-    if about.get("digest", None) not in (None, canonical_digest(rest)):
-        raise Fault("was changed since it was exported.", hint=_UNKNOWN_ORIGIN)
-    if about.get("config", config) != config:
-        raise Fault(f"tells of another configuration than {CONFIG_FILE}.", hint=_UNKNOWN_ORIGIN)
+def parse_provenance(data: bytes) -> dict[str, Any]:
+    """Return the object in the bytes of a ``personalpeft.json``. Raises ``Fault``."""
+    return parse_object(data, what="the provenance")
 
 
 def peft_tensors(
@@ -217,31 +194,23 @@ def _join(
 
     Ranks below the largest are padded with zeros. A scaling of its own is multiplied into B.
     """
-    pattern = re.compile(
-        rf"{re.escape(_PREFIX)}\.({re.escape(architecture.block_path)}"
-        r"\.(0|[1-9][0-9]{0,5})\.(.+))\.lora_([AB])\.weight"
-    )
-    matches: dict[str, re.Match[str]] = {}
-    for name in arrays:
-        match = pattern.fullmatch(name)
-        if match is None:
-            raise _describe_unpaired_tensor(name, architecture)
-        matches[name] = match
-    largest = max((config.rank_of(match[1]) for match in matches.values()), default=config.r)
+    modules = {
+        f"{architecture.block_path}.{block}.{projection}": (projection, block)
+        for projection in architecture.projections
+        for block in range(architecture.blocks)
+    }
+    matches = match_tensors(arrays, _LORA, modules)
+    largest = max(config.rank_of(module) for module, _ in matches.values())
     halves: dict[tuple[str, str], dict[int, Matrix]] = {}
-    for name, match in matches.items():
-        module, number, projection, half = match.groups()
-        block, array, rank = int(number), arrays[name], config.rank_of(module)
-        inputs, outputs = projection_size(projection, architecture)
-        if block >= architecture.blocks:
-            raise Fault(
-                f"adapts block {block}; the base has {architecture.blocks}.", hint=_ANOTHER_BASE
-            )
+    for name, (module, half) in matches.items():
+        (projection, block), array, rank = modules[module], arrays[name], config.rank_of(module)
+        inputs, outputs = architecture.projections[projection]
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
             raise Fault(
                 f"{name} has the shape {array.shape}; it would have to be {shape}.",
-                hint=_ANOTHER_BASE,
+                hint="It was trained on another base, or its config does not belong to it. "
+                "Open the base that it was trained on.",
             )
         scaling = config.scaling_of(module)
         if half == "B" and scaling != config.scaling:
@@ -253,62 +222,30 @@ def _join(
     return stack_blocks(halves, architecture.blocks)
 
 
-_ANOTHER_BASE = (
-    "It was trained on another base, or its config does not belong to it. "
-    "Open the base that it was trained on."
-)
+def _provenance(about: dict[str, Any], files: Mapping[str, str], new: Manifest) -> Manifest:
+    """Return the manifest that ``personalpeft.json`` describes.
 
-
-def _describe_unpaired_tensor(name: str, architecture: Architecture) -> Fault:
-    hint = (
-        "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
-    )
-    reasons = {
-        "adapts the embeddings or the output head": "embed" in name or "lm_head" in name,
-        "is DoRA": "lora_magnitude_vector" in name,
-        "holds a bias": name.endswith("bias"),
-    }
-    for what, applies in reasons.items():
-        if applies:
-            return Fault(f"{what} ({safe_repr(name)}).", hint=hint)
-    return Fault(
-        f"{safe_repr(name)} is not a LoRA matrix of a projection in {architecture.block_path}.",
-        hint=hint,
-    )
-
-
-def _provenance(
-    about: dict[str, Any] | None,
-    digest: str,
-    config: AdapterConfig,
-    weights: Mapping[str, LoRAWeights],
-    *,
-    layer: str,
-    base: str,
-) -> Manifest:
-    """Return the manifest in ``personalpeft.json``, or a new one if ``about`` is None."""
-    origin = {
-        "imported": "peft",
-        "tensors": digest,
-        "base_name": config.base_model_name_or_path[:200],
-    }
-    rank = next(iter(weights.values())).a.shape[1] if weights else config.r
-    new = Manifest(base, layer, rank, config.scaling, tuple(weights), origin, canonical_digest([]))
-    if about is None:
-        return new
+    Args:
+        about: The content of the file.
+        files: The digests of the other files of the folder.
+        new: The manifest of a folder without such a file.
+    """
     check_format(about.get("format"), what="the provenance")
-    if about.get("tensors") != digest:
-        raise Fault(f"tells of other tensors than those in {TENSOR_FILE}.", hint=_UNKNOWN_ORIGIN)
+    rest = {key: value for key, value in about.items() if key != "digest"}
+    found = {**files, "digest": canonical_digest(rest)}
+    # Earlier versions wrote the digest of the tensors only.
+    if "tensors" not in about or any(about.get(name, found[name]) != found[name] for name in found):
+        raise Fault("belongs to other files, or was changed.", hint=_UNKNOWN_ORIGIN)
     keys = about.keys() - {"config", "digest"}
     if keys == {"format", "tensors", "manifest"}:
         manifest = manifest_from_json(about["manifest"])
-        if not math.isclose(manifest.scaling, config.scaling, rel_tol=1e-6):
-            raise Fault(f"says scaling {manifest.scaling}, {CONFIG_FILE} says {config.scaling}.")
-        return replace(manifest, layer=layer)
+        if not math.isclose(manifest.scaling, new.scaling, rel_tol=1e-6):
+            raise Fault(f"says scaling {manifest.scaling}, {CONFIG_FILE} says {new.scaling}.")
+        return replace(manifest, layer=new.layer)
     if keys == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
-        layers = [_stack_layer(part, base) for part in about["stack"]]
+        layers = [_stack_layer(part, new.base) for part in about["stack"]]
         signals = canonical_digest([part.signals for part in layers])
-        return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
+        return replace(new, recipe={**new.recipe, "stack": about["stack"]}, signals=signals)
     raise Fault(f"the provenance has the keys {safe_repr(sorted(about))}.")
 
 
@@ -320,12 +257,7 @@ def _stack_layer(part: Any, base: str) -> Manifest:
     ):
         raise Fault(f"a layer of the stack is {safe_repr(part)}.")
     manifest = manifest_from_json(part["manifest"])
-    if manifest.base != base:
-        raise Fault(
-            f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
-            f"not for {shorten(base)}.",
-            hint="Open the base it was built for.",
-        )
+    check_base(manifest, base)
     return manifest
 
 
@@ -334,11 +266,12 @@ def _write_folder(
 ) -> None:
     data = save(tensors, metadata={"format": "pt"})
     text = (json.dumps(config, indent=2) + "\n").encode()
-    digests = {
+    provenance = {
+        "format": FORMAT,
         "tensors": hashlib.sha256(data).hexdigest(),
         "config": hashlib.sha256(text).hexdigest(),
+        **about,
     }
-    provenance = {"format": FORMAT, **digests, **about}
     provenance["digest"] = canonical_digest(provenance)
     with write_folder_atomically(folder) as new:
         (new / TENSOR_FILE).write_bytes(data)

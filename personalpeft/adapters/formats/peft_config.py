@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -21,27 +21,10 @@ from personalpeft.adapters.safe_io import Fault, parse_object, safe_repr
 from personalpeft.adapters.types import RANK_LIMIT
 
 _PLAIN_ONLY = "Only plain LoRA and rsLoRA can be imported; train it again as such."
-_RANK_HINT = f"Ranks go from 1 to {RANK_LIMIT}."
-_HINTS = {
-    "task_type": "Only adapters of language models can be imported.",
-    "init_lora_weights": "It changes the weights of the base. Save the adapter with PEFT's "
-    "path_initial_model_for_weight_conversion as plain LoRA.",
-    "r": _RANK_HINT,
-    "rank_pattern": _RANK_HINT,
-    "lora_alpha": "Give a number above 0.",
-    "alpha_pattern": "Give numbers above 0.",
-    "use_rslora": "Give true or false.",
-    "pattern_key": "Name modules in full or by their last part, such as self_attn.q_proj.",
-}
-_NAMES = {
-    "use_dora": "DoRA (use_dora)",
-    "modules_to_save": "whole trained modules (modules_to_save)",
-    "lora_bias": "a bias in LoRA's B (lora_bias)",
-    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "target_parameters": "adapted bare parameters (target_parameters)",
-    "layer_replication": "replicated blocks (layer_replication)",
-    "alora_invocation_tokens": "an adapter for certain tokens (alora_invocation_tokens)",
-}
+_CONVERT = (
+    "It changes the weights of the base. Save the adapter with PEFT's "
+    "path_initial_model_for_weight_conversion as plain LoRA."
+)
 # What a trained adapter computes does not depend on these. Its tensors name the adapted modules.
 _WITHOUT_EFFECT = re.findall(
     r"\w+",
@@ -110,19 +93,20 @@ def read_config(data: bytes) -> AdapterConfig:
         first = error.errors()[0]
         value = None if first["type"] == "missing" else first["input"]
         path = [str(part) for part in first["loc"] if part != "[key]"]
+        is_init = path[0] == "init_lora_weights"
         raise Fault(
             f"{' of '.join(path[:2])} is {safe_repr(value)}.",
-            hint=_HINTS.get("pattern_key" if "[key]" in first["loc"] else path[0], _PLAIN_ONLY),
+            hint=_CONVERT if is_init else f"{first['msg']}. {_PLAIN_ONLY}",
         ) from None
     for key, value in content.items():
         known = key in AdapterConfig.model_fields or key in _WITHOUT_EFFECT
         if not known and value not in (None, False, [], {}, ""):
-            raise Fault(f"uses {_NAMES.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY)
+            raise Fault(f"sets {safe_repr(key)}.", hint=_PLAIN_ONLY)
     return config
 
 
 def build_config(
-    *, rank: int, scaling: float, targets: Sequence[str], base_name: str
+    rank: int, scaling: float, targets: Iterable[str], base_name: str
 ) -> dict[str, Any]:
     """Return the fields of ``adapter_config.json`` for a plain LoRA.
 
@@ -145,7 +129,6 @@ def build_config(
         r=rank,
         # Typed as int, but PEFT only divides by it.
         lora_alpha=cast(int, int(alpha) if alpha.is_integer() else alpha),
-        target_modules=list(targets),
     )
     fields = config.to_dict() | {"target_modules": sorted(targets)}  # type: ignore[no-untyped-call]
     return {key: fields[key] for key in _WRITTEN}

@@ -112,8 +112,9 @@ class PublishedSubfolder:
     def put(self, adapter: PublishedAdapter) -> bool:
         """Write an adapter unless it exists with these bytes; return whether it was written."""
         path = self.path / adapter.digest
-        if _is_copy(path, adapter):
-            return False
+        with suppress(OSError):
+            if all((path / name).read_bytes() == data for name, data in adapter.files.items()):
+                return False
         new = Path(tempfile.mkdtemp(prefix=self._temporary, dir=self.path.parent))
         try:
             mode = self.path.stat().st_mode & 0o777
@@ -209,13 +210,6 @@ class PublishedAdapterFolder:
 
     def _lock_of(self, process: str) -> Path:
         return self.root / f"{process}{_LOCK}"
-
-
-def _is_copy(path: Path, adapter: PublishedAdapter) -> bool:
-    try:
-        return all((path / name).read_bytes() == data for name, data in adapter.files.items())
-    except OSError:
-        return False
 
 
 def read_published_adapter(root: Path, digest: str, name: str) -> bytes:

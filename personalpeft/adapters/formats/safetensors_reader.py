@@ -10,7 +10,6 @@ Invariants: memory is bounded by the size of the file, and arrays are read-only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,11 @@ _LENGTH_BYTES = 8
 _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """The ``__metadata__`` of a file and its tensors by name."""
+def read_tensors(data: bytes) -> tuple[Mapping[str, str], Mapping[str, Matrix]]:
+    """Return ``__metadata__`` and the tensors in a file's bytes; BF16 is converted to float32.
 
-    metadata: Mapping[str, str]
-    arrays: Mapping[str, Matrix]
-
-
-def read_tensors(data: bytes) -> Tensors:
-    """Read the tensors in a file's bytes; BF16 is converted to float32. Raises ``Fault``."""
+    Raises ``Fault``.
+    """
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > HEADER_LIMIT:
         raise Fault(f"the header must have at most {HEADER_LIMIT} bytes, got {length}.")
@@ -53,7 +47,7 @@ def read_tensors(data: bytes) -> Tensors:
     arrays = {
         name: to_array(tensor["data"], tensor["dtype"], tensor["shape"]) for name, tensor in tensors
     }
-    return Tensors(metadata, arrays)
+    return metadata, arrays
 
 
 def _check_info(name: str, info: Mapping[str, Any]) -> None:

@@ -38,19 +38,10 @@ _IGNORED: Mapping[str, tuple[Value, ...]] = {
     "final_logit_softcapping": (0.0,),
     "rope.scaling.attn_factor": (1.0,),
 }
-# Files that are parts of models, and what to do with them.
-_PARTS = {
-    "adapter": ("a LoRA adapter", "Import it into a layer: personalpeft import-gguf."),
-    "mmproj": ("the vision part of a model", "Give the file with the language model."),
-    "clip": ("the vision part of a model", "Give the file with the language model."),
-    "imatrix": ("data for quantising", "Give the file with the model's weights."),
-    "vocab": ("only a vocabulary", "Give the file with the model's weights."),
-}
 _TOKENIZERS = {"gpt2": ("smollm", "llama-bpe", "qwen2"), "llama": ("default", None)}
 _SPECIAL = ("bos", "eos", "eot", "padding", "unknown")
 _CONTROL = 3
 _FLOAT32 = 0
-_EPSILON = "attention.layer_norm_rms_epsilon"
 # What looks like a mark of a template is one, whatever its type: some makers give marks the type of
 # words. A text that spells one would become the mark, and a reply would not end at it.
 _MARK = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_[a-z]+>|<(?:bos|eos)>")
@@ -110,14 +101,14 @@ def describe_gguf(path: Path) -> GgufFacts:
     fields = _Fields(path, header)
     architecture = _check_kind(fields)
     blocks = fields.size("block_count")
-    _check_tensors(fields, architecture, blocks)
-    _check_rope(fields, architecture)
     _check_ignored(fields, architecture)
-    tokens, control = _check_tokenizer(fields)
+    _check_rope(fields, architecture)
+    tokens = _check_tokenizer(fields)
+    _check_tensors(fields, architecture, blocks, len(tokens))
+    control = control_tokens(header.metadata)
     _, kv_heads, head_dim = fields.heads()
     bos, eos, turn, *_ = (fields.token(name, tokens) for name in _SPECIAL)
-    spelled = set(control)
-    ends = [end for end in _ENDS if end in spelled]
+    ends = [end for end in _ENDS if end in control]
     template = header.metadata.get("tokenizer.chat_template")
     counts = Counter[int]()
     for info in header.tensors.values():
@@ -177,6 +168,14 @@ class _Fields:
             )
         return value
 
+    def check_number(self, key: str, below: float, default: float | None = None) -> None:
+        """Check that a number of this architecture lies between 0 and a limit."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(value, float) or not 0 < value < below:
+            raise self.fail(
+                f"{self.architecture}.{key} must be a number from 0 to {below}, got {value!a:.30}."
+            )
+
     def heads(self) -> tuple[int, int, int]:
         """Return the attention heads, those of keys and values, and the size of a head."""
         heads = self.size("attention.head_count")
@@ -199,10 +198,13 @@ class _Fields:
 def _check_kind(fields: _Fields) -> str:
     """Return the architecture of a whole model."""
     metadata, architecture = fields.header.metadata, fields.architecture
-    for kind in (fields.text("general.type"), architecture):
-        if kind in _PARTS:
-            what, hint = _PARTS[kind]
-            raise fields.fail(f"is {what} and no model.", hint)
+    kind = fields.text("general.type") or "model"
+    if kind != "model":
+        # Such as an adapter, the vision part of a model (mmproj) or data for quantising (imatrix).
+        hint = (
+            "Give the file with the model's weights. Import an adapter: personalpeft import-gguf."
+        )
+        raise fields.fail(f"is of the type {kind!a:.30} and no model.", hint)
     parts = metadata.get("split.count", 1)
     if type(parts) is not int or parts > 1:
         raise fields.fail(
@@ -220,31 +222,16 @@ def _check_kind(fields: _Fields) -> str:
     return architecture
 
 
-def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
+def _check_tensors(fields: _Fields, architecture: str, blocks: int, tokens: int) -> None:
+    """Check names and shapes, and that vectors are float32: llama.cpp ends the process at others."""
     tensors = fields.header.tensors
     if blocks > len(tensors):
         raise fields.fail(f"names {blocks} blocks and has {len(tensors)} tensors.")
-    weights, biases = _ARCHITECTURES[architecture]
-    inside = [*(f"{name}.weight" for name in weights), *(f"{name}.bias" for name in biases)]
-    needed = {f"blk.{block}.{name}" for block in range(blocks) for name in inside}
-    needed |= {"token_embd.weight", "output_norm.weight"}
-    optional = {"output.weight", *(("rope_freqs.weight",) if architecture == "llama" else ())}
-    if missing := sorted(needed - tensors.keys()):
-        raise fields.fail(f"lacks {len(missing)} tensors, such as {missing[0]}.")
-    if others := sorted(tensors.keys() - needed - optional):
-        raise fields.fail(
-            f"has the tensor {others[0]!a:.60}, which no {architecture} model that is read has.",
-            _OTHER_FILE,
-        )
-    if (epsilon := fields.header.metadata.get(f"{architecture}.{_EPSILON}")) is None or not (
-        isinstance(epsilon, float) and 0 < epsilon < 1
-    ):
-        raise fields.fail(f"must have {architecture}.{_EPSILON} from 0 to 1, got {epsilon!a:.30}.")
     hidden, inner = fields.size("embedding_length"), fields.size("feed_forward_length")
     heads, kv_heads, dim = fields.heads()
     if fields.optional_size("attention.value_length") not in (None, dim):
         raise fields.fail("has values of another size than keys.", _OTHER_FILE)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "attn_q": (heads * dim, hidden),
         "attn_k": (kv_heads * dim, hidden),
         "attn_v": (kv_heads * dim, hidden),
@@ -252,28 +239,29 @@ def _check_tensors(fields: _Fields, architecture: str, blocks: int) -> None:
         "ffn_gate": (inner, hidden),
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
+        "attn_q_norm": (dim,),
+        "attn_k_norm": (dim,),
     }
-    sizes = {"attn_q_norm": dim, "attn_k_norm": dim}
-    for block in range(blocks):
-        for name in weights:
-            full = f"blk.{block}.{name}.weight"
-            _check_tensor(fields, full, shapes.get(name, (sizes.get(name, hidden),)))
-        for name in biases:
-            _check_tensor(fields, f"blk.{block}.{name}.bias", shapes[name][:1])
-    _check_tensor(fields, "output_norm.weight", (hidden,))
-    rows = tensors["token_embd.weight"].shape[:1]
-    for name in ("token_embd.weight", "output.weight"):
-        if name in tensors:
-            _check_tensor(fields, name, (*rows, hidden))
-
-
-def _check_tensor(fields: _Fields, name: str, expected: tuple[int, ...]) -> None:
-    """Check a shape, and that a vector is float32: llama.cpp ends the process at another type."""
-    info = fields.header.tensors[name]
-    if info.shape != expected:
-        raise fields.fail(f"{name} must be {expected}, got {info.shape}.")
-    if len(expected) == 1 and info.kind != _FLOAT32:
-        raise fields.fail(f"{name} must be stored as float32.", _OTHER_FILE)
+    weights, biases = _ARCHITECTURES[architecture]
+    block = {f"{name}.weight": shapes.get(name, (hidden,)) for name in weights}
+    block |= {f"{name}.bias": shapes[name][:1] for name in biases}
+    expected = {f"blk.{n}.{name}": shape for n in range(blocks) for name, shape in block.items()}
+    expected |= {"token_embd.weight": (tokens, hidden), "output_norm.weight": (hidden,)}
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise fields.fail(f"lacks {len(missing)} tensors, such as {missing[0]}.")
+    if "output.weight" in tensors:
+        expected["output.weight"] = (tokens, hidden)
+    optional = {"rope_freqs.weight"} if architecture == "llama" else set()
+    if others := sorted(tensors.keys() - expected.keys() - optional):
+        raise fields.fail(
+            f"has the tensor {others[0]!a:.60}, which no {architecture} model that is read has.",
+            _OTHER_FILE,
+        )
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise fields.fail(f"{name} must be {shape}, got {tensors[name].shape}.")
+        if len(shape) == 1 and tensors[name].kind != _FLOAT32:
+            raise fields.fail(f"{name} must be stored as float32.", _OTHER_FILE)
 
 
 def rope_factor(metadata: Mapping[str, Value], architecture: str) -> float:
@@ -295,20 +283,18 @@ def _check_ignored(fields: _Fields, architecture: str) -> None:
                 f"has {architecture}.{key} = {value!a:.60}, which is not supported in GGUF files.",
                 _OTHER_FILE,
             )
+    fields.check_number("attention.layer_norm_rms_epsilon", below=1)
     if architecture == "gemma3":
         fields.size("attention.sliding_window")
 
 
 def _check_rope(fields: _Fields, architecture: str) -> None:
-    base = fields.header.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
-    if not isinstance(base, float) or not 0 < base < math.inf:
-        raise fields.fail(f"{architecture}.rope.freq_base must be a number, got {base!a:.30}.")
+    fields.check_number("rope.freq_base", below=math.inf, default=10000.0)
     scaling = fields.text(f"{architecture}.rope.scaling.type")
     factor = rope_factor(fields.header.metadata, architecture)
     if scaling not in ("", "none", "linear") or (factor != 1.0 and architecture != "gemma3"):
-        how = scaling if scaling not in ("", "none", "linear") else factor
         raise fields.fail(
-            f"scales its positions by {how!a:.30}, which is not supported in GGUF files.",
+            f"scales its positions by {scaling or factor!a:.30}, which is not supported in GGUF files.",
             _OTHER_FILE,
         )
     _, _, dim = fields.heads()
@@ -318,8 +304,8 @@ def _check_rope(fields: _Fields, architecture: str) -> None:
         )
 
 
-def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tokens, and those that no text may spell."""
+def _check_tokenizer(fields: _Fields) -> tuple[str, ...]:
+    """Return the tokens."""
     metadata = fields.header.metadata
     kind, splitting = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if kind not in _TOKENIZERS or splitting not in _TOKENIZERS[str(kind)]:
@@ -331,20 +317,16 @@ def _check_tokenizer(fields: _Fields) -> tuple[tuple[str, ...], tuple[str, ...]]
     types = _values(metadata.get("tokenizer.ggml.token_type"), int)
     if not tokens or len(tokens) != len(types):
         raise fields.fail("has no whole list of tokens and their types.")
-    other = "merges" if kind == "gpt2" else "scores"
-    if not _values(metadata.get(f"tokenizer.ggml.{other}"), str if kind == "gpt2" else float):
-        raise fields.fail(f"has no {other} of its tokens.")
     # llama.cpp ends the process at a doubled token.
     if double := next((each for each, count in Counter(tokens).items() if count > 1), None):
         raise fields.fail(f"has the token {double!a:.40} twice.")
-    if kind == "gpt2" and not all(
-        " " in each for each in _values(metadata.get("tokenizer.ggml.merges"), str)
-    ):
+    merges = _values(metadata.get("tokenizer.ggml.merges"), str)
+    scores = _values(metadata.get("tokenizer.ggml.scores"), float)
+    if not (merges if kind == "gpt2" else scores):
+        raise fields.fail("has no merges or scores of its tokens.")
+    if kind == "gpt2" and not all(" " in each for each in merges):
         raise fields.fail("has a merge that is not two tokens.")
-    rows = fields.header.tensors["token_embd.weight"].shape[0]
-    if rows != len(tokens):
-        raise fields.fail(f"has {len(tokens)} tokens and {rows} embeddings.")
-    return tokens, control_tokens(metadata)
+    return tokens
 
 
 def control_tokens(metadata: Mapping[str, Value]) -> tuple[str, ...]:

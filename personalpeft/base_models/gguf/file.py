@@ -26,19 +26,8 @@ def gguf_file(card: ModelCard, cache: Path) -> Path | None:
         WeightsError: The file is missing, or its parts cannot be joined.
     """
     parts = gguf_parts(card)
-    return join_parts(card, parts, cache) if parts else None
-
-
-def join_parts(card: ModelCard, parts: Sequence[Path], cache: Path) -> Path:
-    """Return the file that the parts of a card's GGUF file make.
-
-    Args:
-        card: The card.
-        parts: The parts, in their order. A single part is returned as it is.
-        cache: The folder where a joined file is stored.
-    """
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else None
     key = canonical_digest([sealed_digest(parts, cache), "joined"])
     entry = cached_entry(card, key, _VERSION, cache, partial(_join, parts))
     return entry.folder / CACHED_FILE

@@ -24,8 +24,8 @@ from personalpeft.errors import WeightsError
 
 Value: TypeAlias = str | int | float | bool | tuple[Any, ...]
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
 _DIMENSIONS_LIMIT = 4
 _TEXT, _ARRAY = 8, 9
 # The struct format of each kind of number.
@@ -59,9 +59,9 @@ class GgufHeader:
 
 
 class GgufFault(Exception):
-    """What is wrong with a file, without its name. ``hint`` is empty for a damaged file."""
+    """What is wrong with a file, without its name."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "Get a fresh copy of the file.") -> None:
         super().__init__(what)
         self.hint = hint
 
@@ -74,20 +74,16 @@ def read_header(path: Path) -> GgufHeader:
     """
     try:
         # Checked before opening: opening a named pipe without a writer blocks.
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise GgufFault("is not a plain file.", _OTHER_PATH)
-        if status.st_size < len(MAGIC):
-            raise GgufFault("is not a GGUF file.", _OTHER_PATH)
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with closing(mapped), memoryview(mapped) as whole:
                 return parse_header(whole)
     except GgufFault as fault:
-        hint = fault.hint or "Get a fresh copy of the file."
-        raise WeightsError(f"{path}: {fault}", hint=hint) from fault
+        raise WeightsError(f"{path}: {fault}", hint=fault.hint) from fault
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = getattr(error, "strerror", None) or error
         raise WeightsError(
             f"{path}: cannot be read: {reason}.", hint="Check the path and the file's permissions."
         ) from error
@@ -112,11 +108,11 @@ def parse_header(data: bytes | memoryview) -> GgufHeader:
 
 
 def _read(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
-    if cursor.take(len(MAGIC)) != MAGIC:
+    if cursor.take(len(_MAGIC)) != _MAGIC:
         raise GgufFault("is not a GGUF file.", _OTHER_PATH)
     version = cursor.number("I")
-    if version not in VERSIONS:
-        raise GgufFault(f"is GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read.")
+    if version not in _VERSIONS:
+        raise GgufFault(f"is GGUF version {version}; 2 and 3 are read.")
     count, items = cursor.number("Q"), cursor.number("Q")
     if max(count, items) > _ITEMS_LIMIT:
         raise GgufFault(
@@ -131,10 +127,9 @@ def _read(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
     tensors: dict[str, TensorInfo] = {}
     for _ in range(count):
         name = cursor.text()
-        info = cursor.tensor_info(name)
         if name in tensors:
             raise GgufFault(f"holds two tensors called {name[:60]!a}.")
-        tensors[name] = info
+        tensors[name] = cursor.tensor_info(name)
     if not tensors:
         raise GgufFault("holds no tensors.", "Give the file with the model's weights.")
     return metadata, tensors

@@ -31,8 +31,6 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
 }
 """GGUF's names of the architectures of transformers."""
-ROTATED_BY_PAIRS = frozenset({"llama"})
-"""Those of them whose rows of Q and K are in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class GgufNames:
             block_path: The path of its list of blocks.
         """
         architecture, heads = ARCHITECTURES[kind], {}
-        if architecture in ROTATED_BY_PAIRS:
+        if architecture == "llama":
             queries, keys, _ = head_sizes(config)
             heads = {"self_attn.q_proj": queries, "self_attn.k_proj": keys}
         return cls(architecture, config, blocks, block_path, heads)

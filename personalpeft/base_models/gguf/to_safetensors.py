@@ -6,25 +6,21 @@ to bfloat16. Memory holds a few rows, not the model.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from personalpeft.base_models.files import MANIFEST, SINGLE
-from personalpeft.base_models.gguf.tensor_names import ARCHITECTURES, GgufNames
+from personalpeft.base_models.files import MANIFEST, SINGLE, safetensors_header
+from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.mapped_weights import MappedWeights, Numbers, map_gguf
 from personalpeft.errors import WeightsError
 from personalpeft.types import Progress
 
 # Numbers that are unpacked at a time.
 _NUMBERS = 1 << 22
-# Names in safetensors, and bytes of a number.
-_FLOAT32, _BFLOAT16 = ("F32", 4), ("BF16", 2)
 
 
 def unpack_gguf(
@@ -40,7 +36,7 @@ def unpack_gguf(
         full: Whether to write float32, the file's own numbers, instead of bfloat16.
 
     Raises:
-        WeightsError: The architecture is not supported, or a weight is missing or has another shape.
+        WeightsError: A weight is missing or has another shape.
     """
     from transformers import AutoConfig
 
@@ -48,17 +44,13 @@ def unpack_gguf(
         if each.name != MANIFEST:
             shutil.copyfile(each, into / each.name)
     config = AutoConfig.from_pretrained(str(config_folder), local_files_only=True)
-    if config.model_type not in ARCHITECTURES:
-        raise WeightsError(
-            f"A GGUF file must be of {', '.join(ARCHITECTURES)} to be a base; this one is of "
-            f"{config.model_type}.",
-            hint="Give a folder in Hugging Face format instead.",
-        )
     names = GgufNames.of_config(config.model_type, config.to_dict(), config.num_hidden_layers, "")
     weights, shapes = MappedWeights(map_gguf(file), names), _shapes(config)
     total, done = sum(map(math.prod, shapes.values())), 0
+    dtype, width = ("F32", 4) if full else ("BF16", 2)
+    entries = {name: (dtype, shape, width * math.prod(shape)) for name, shape in shapes.items()}
     with (into / SINGLE).open("wb") as out:
-        out.write(_header(shapes, *(_FLOAT32 if full else _BFLOAT16)))
+        out.write(safetensors_header(entries, {"format": "pt"}))
         for name, shape in shapes.items():
             if weights.shape(name) != shape:
                 raise WeightsError(
@@ -81,19 +73,6 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     return {name: tuple(weights[name].shape) for name in sorted(weights)}
-
-
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, size: int) -> bytes:
-    """Return the header of a safetensors file."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape in shapes.items():
-        end = at + size * math.prod(shape)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _to_bfloat16(rows: Numbers) -> bytes:

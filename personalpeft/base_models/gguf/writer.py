@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from torch import Tensor
 
-# Raise it with every change of what is written.
+# Raise it where a file that was written before must not be served any more.
 FORMAT = 3
 
 # The bits of a bfloat16. numpy has no such type.
@@ -86,26 +86,22 @@ def write_gguf(
         weights: Yields other weights by name. It is called twice and must yield the same: the header
             comes before the data.
         for_others: Whether other programs will tokenize texts by the file.
+
+    Raises:
+        WeightsError: llama.cpp would compute or tokenize something else, or has no such tokenizer.
     """
     from gguf import GGUFWriter
 
     _check(base, names)
-    write_tokenizer = _tokenizer_writer(base)
-    if for_others and write_tokenizer is None:
-        raise WeightsError(
-            f"The tokenizer of {base.card.name} cannot be written as GGUF, "
-            "so other programs could not read a text with it.",
-            hint="Write it as safetensors, and convert that with the model's own tools.",
-        )
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_name(base.card.title)
         _write_shape_fields(writer, names)
-        if write_tokenizer is None:
+        if for_others:
+            _write_tokenizer(writer, base)
+        else:
             # For serving, backends/tokenizer.py turns texts into tokens.
             writer.add_tokenizer_model("none")
-        else:
-            write_tokenizer(writer)
         _write_weights(writer, names, weights or partial(weights_of, base.folder))
     finally:
         writer.close()
@@ -266,38 +262,22 @@ def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> n
     return rows.astype(kind, copy=False)
 
 
-def _tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
-    """Return what writes the base's tokenizer, or None if llama.cpp does not support its kind."""
+def _write_tokenizer(writer: GGUFWriter, base: Base) -> None:
     if file := gguf_file(base.card, base.cache):
-        return partial(_copy_tokenizer, base, file)
+        _copy_tokenizer(writer, base, file)
+        return
     content = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
     pre_tokenizer = _pre_tokenizer(content)
+    model = content["model"]
     # llama.cpp needs merges.
-    if (
-        content["model"].get("type") != "BPE"
-        or pre_tokenizer is None
-        or not content["model"].get("merges")
-    ):
-        return None
-    return partial(_write_tokenizer_fields, base, content, pre_tokenizer)
-
-
-def _copy_tokenizer(base: Base, file: Path, writer: GGUFWriter) -> None:
-    """Copy the fields of the GGUF file that the base comes from."""
-    from gguf import GGUFReader, GGUFValueType
-
-    for key, field in GGUFReader(file).fields.items():
-        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
-    writer.add_chat_template(base.template)
-
-
-def _write_tokenizer_fields(
-    base: Base, content: Mapping[str, Any], pre_tokenizer: str, writer: GGUFWriter
-) -> None:
+    if model.get("type") != "BPE" or pre_tokenizer is None or not model.get("merges"):
+        raise WeightsError(
+            f"The tokenizer of {base.card.name} cannot be written as GGUF, "
+            "so other programs could not read a text with it.",
+            hint="Write it as safetensors, and convert that with the model's own tools.",
+        )
     added = {each["id"]: each for each in content.get("added_tokens", ())}
-    vocabulary = {number: token for token, number in content["model"]["vocab"].items()}
+    vocabulary = {number: token for token, number in model["vocab"].items()}
     tokens = vocabulary | {number: each["content"] for number, each in added.items()}
     # One for each embedding; a model often has more than tokens.
     size = int(read_json(base.folder / "config.json")["vocab_size"])
@@ -316,8 +296,8 @@ def _write_tokenizer_fields(
         return _NORMAL if number in tokens else _UNUSED
 
     writer.add_token_types([kind(number) for number in range(size)])
-    merges = content["model"]["merges"]
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
+    merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+    writer.add_token_merges(list(merges))
     ids = {token: number for number, token in tokens.items()}
     if base.bos in ids:
         writer.add_bos_token_id(ids[base.bos])
@@ -325,6 +305,17 @@ def _write_tokenizer_fields(
     if end is not None:
         writer.add_eos_token_id(ids[end])
     writer.add_add_bos_token(False)
+    writer.add_chat_template(base.template)
+
+
+def _copy_tokenizer(writer: GGUFWriter, base: Base, file: Path) -> None:
+    """Copy the fields of the GGUF file that the base comes from."""
+    from gguf import GGUFReader, GGUFValueType
+
+    for key, field in GGUFReader(file).fields.items():
+        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
     writer.add_chat_template(base.template)
 
 

@@ -409,12 +409,12 @@ def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str)
     if data is None:
         return None
     try:
-        tensors = read_tensors(data)
-        text = tensors.metadata["progress"]
+        metadata, arrays = read_tensors(data)
+        text = metadata["progress"]
         # Without this, a wrong number that is still a number would reach the revision unnoticed.
-        if tensors.metadata["digest"] != _checkpoint_digest(inputs_digest, text, tensors.arrays):
+        if metadata["digest"] != _checkpoint_digest(inputs_digest, text, arrays):
             return None
-        session.restore(tensors.arrays)
+        session.restore(arrays)
         return json.loads(text)
     except (AdapterError, KeyError, ValueError):
         return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.types import Adapter
-from personalpeft.errors import AdapterError, InvalidInput
+from personalpeft.errors import AdapterError
 from personalpeft.types import Architecture
 
 TARGETS = st.lists(st.sampled_from(sorted(ARCHITECTURE.projections)), min_size=1, unique=True).map(
@@ -101,8 +101,8 @@ def test_layers_of_different_sizes_are_refused() -> None:
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
 def test_non_finite_weight_is_refused(weight: float) -> None:
-    with pytest.raises(InvalidInput, match="weight"):
-        compose([(make_adapter(), weight)])
+    with pytest.raises(AdapterError, match="weight"):
+        concatenate(compose([(make_adapter(), weight)]))
 
 
 def test_product_too_large_for_float32_is_refused() -> None:

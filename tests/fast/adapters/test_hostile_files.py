@@ -39,7 +39,7 @@ from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.local_models import inspect_local_model
 from personalpeft.base_models.model_card import read_card
 from personalpeft.base_models.types import Base
-from personalpeft.errors import AdapterError, CardError, PersonalFileError, WeightsError
+from personalpeft.errors import AdapterError, CardError, PersonalFileError
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft_app.peft_archive import unzip_adapter
 
@@ -72,6 +72,7 @@ def model_file(path: Path, template: str = "{{ messages[0].content }}") -> Path:
         add(8)
     writer.add_head_count(1)
     writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(["a", "b", "ab", "<|im_end|>"])
@@ -237,16 +238,15 @@ def test_what_is_no_plain_file_is_refused_at_once(
         foreign[kind].read(file)
 
 
-def test_template_that_never_ends_is_refused(tmp_path: Path) -> None:
-    file = model_file(tmp_path / "model.gguf", ENDLESS)
+def test_template_that_never_ends_is_refused() -> None:
     # ``inspect_local_model`` allows more processor time.
-    with pytest.raises(WeightsError):
+    with pytest.raises(CardError, match="limit"):
         run_reader(
-            "personalpeft.base_models.local_models:check_gguf_base",
-            {"path": str(file), "template": None},
+            "personalpeft.base_models.local_models:check_template",
+            {"template": ENDLESS, "control": [], "bos": "", "eos": ""},
             Limits(memory=2 << 30, seconds=1),
-            source=str(file),
-            error=WeightsError,
+            source="model",
+            error=CardError,
         )
 
 
@@ -254,7 +254,7 @@ def test_template_that_never_ends_is_refused(tmp_path: Path) -> None:
 def test_model_with_a_template_that_never_ends_is_not_added(
     tmp_path: Path, tiny_base: Base
 ) -> None:
-    with pytest.raises(WeightsError):
+    with pytest.raises(CardError, match="chat template"):
         inspect_local_model(model_file(tmp_path / "model.gguf", ENDLESS), cache=tmp_path)
     folder = shutil.copytree(tiny_base.folder, tmp_path / "model")
     with pytest.raises(CardError, match="chat template"):

@@ -346,11 +346,11 @@ def with_tensors(folder: Path, change: Any) -> Path:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"use_dora": True}, "DoRA"),
+        ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "lora_only"}, "bias"),
         ({"layers_to_transform": [1]}, "block 0"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "embeddings"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"]}, "head"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"lora_bias": True}, "lora_bias"),
@@ -429,9 +429,9 @@ def test_tensors_are_read_by_the_strict_reader(folder: Path) -> None:
     ("old", "new", "match"),
     [
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.wide_proj.lora_A.weight", "wide_proj"),
-        ("1.mlp.up_proj.lora_A.weight", "2.mlp.up_proj.lora_A.weight", "block 2"),
+        ("1.mlp.up_proj.lora_A.weight", "2.mlp.up_proj.lora_A.weight", "layers.2"),
         ("1.mlp.up_proj.lora_A.weight", "01.mlp.up_proj.lora_A.weight", "LoRA"),
-        ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_magnitude_vector", "DoRA"),
+        ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_magnitude_vector", "magnitude"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.bias", "bias"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_A.default.weight", "LoRA"),
     ],

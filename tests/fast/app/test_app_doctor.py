@@ -116,6 +116,10 @@ def test_a_base_that_is_missing_is_one_fault(shell: Shell, tmp_path: Path, backe
         ("learning", "rnk = 8"),
         ("learning", "memory = 3"),
         ("learning.memory", 'rank = "many"'),
+        ("learning", "learning_rate = inf"),
+        ("learning", "learning_rate = [1]"),
+        ("learning", "learning_rate = 2026-11-30"),
+        ("learning", "target_modules = [1]"),
         ("rl", "rounds = 0"),
     ],
 )

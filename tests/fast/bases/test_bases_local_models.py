@@ -160,8 +160,8 @@ def twice(writer: Any) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"architecture": "mamba"}, "got 'mamba'"),
-    "an adapter": ({"change": field("general.type", "adapter")}, "LoRA adapter"),
-    "a vision part": ({"change": field("general.type", "mmproj")}, "vision part"),
+    "an adapter": ({"change": field("general.type", "adapter")}, "'adapter' and no model"),
+    "a vision part": ({"change": field("general.type", "mmproj")}, "'mmproj' and no model"),
     "a part of a file": ({"change": lambda w: w.add_uint16("split.count", 3)}, "parts of a model"),
     "experts": ({"change": lambda w: w.add_expert_count(8)}, "mixture of experts"),
     "other positions": (
@@ -248,7 +248,7 @@ def test_a_file_that_only_its_conversion_finds_wrong_is_refused_too(
 
     write_model("qwen3", tiny_base, tmp_path / "model.gguf", change=change)
     card = inspect_local_model(tmp_path / "model.gguf", cache=tmp_path).card
-    with pytest.raises(WeightsError, match="cannot be converted") as caught:
+    with pytest.raises(WeightsError, match="cannot be prepared") as caught:
         resolve_base(card, cache=tmp_path / "cache")
     assert caught.value.hint
 
@@ -357,11 +357,11 @@ def test_a_folder_becomes_a_card_too(tiny_base: Base, tmp_path: Path) -> None:
 
 def test_a_folder_with_one_file_means_that_file(file: Path, tmp_path: Path) -> None:
     assert inspect_local_model(file.parent, cache=tmp_path).card.source.path == file
-    with pytest.raises(NotFound, match="no model"):
+    with pytest.raises(NotFound, match="and 0 GGUF files"):
         inspect_local_model(tmp_path, cache=tmp_path)
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(NotFound, match="2 GGUF files"):
+    with pytest.raises(NotFound, match="and 2 GGUF files"):
         inspect_local_model(tmp_path, cache=tmp_path)
     with pytest.raises(NotFound, match="nothing at"):
         inspect_local_model(tmp_path / "nothing", cache=tmp_path)
