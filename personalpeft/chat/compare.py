@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any
 
 from personalpeft.chat.request import (
-    add_examples,
     augment_prompt,
     check_tool_support,
     stack_with_revision,
@@ -159,12 +158,11 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    augmented = augment_prompt(services, user, messages, memory=memory)
     stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
     prompts = [
-        _add_fitting_examples(services, user, each, messages, augmented, sampling)
+        _augment_prompt(services, user, messages, each, sampling)
         if memory
-        else augmented
+        else AugmentedPrompt(messages, ())
         for each in stacks
     ]
     requests = [
@@ -220,18 +218,13 @@ def compare(
     return Comparison(messages[-1].content, (first, second), record_preference)
 
 
-def _add_fitting_examples(
-    services: Services,
-    user: str,
-    stack: Stack,
-    messages: tuple[Message, ...],
-    augmented: AugmentedPrompt,
-    sampling: Sampling,
+def _augment_prompt(
+    services: Services, user: str, messages: tuple[Message, ...], stack: Stack, sampling: Sampling
 ) -> AugmentedPrompt:
-    """Return the prompt with examples, as a chat has them, if it fits into the context."""
-    prompt = add_examples(services, user, stack, messages, augmented)
+    """Return the prompt as a chat has it: with examples, if they fit into the context."""
+    prompt = augment_prompt(services, user, messages, stack)
     try:
         services.engine.tokenize(Request(user, prompt.messages, stack, sampling))
     except PromptTooLong:
-        return augmented
+        return augment_prompt(services, user, messages, stack, with_examples=False)
     return prompt
