@@ -223,8 +223,6 @@ def open(
         passphrase=(passphrase, str | None),
     )
     check_functions(progress=progress)
-    if home == "":
-        raise InvalidInput("The home is an empty path.", hint="Give None for the default.")
     settings = resolve(home, os.environ, passphrase)
     if passphrase is not None:
         check_takes_passphrase(settings.home)

@@ -57,14 +57,14 @@ def check_list(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return the value of an argument as a path. Raises ``InvalidInput``."""
+    """Return the value of an argument as an absolute path. Raises ``InvalidInput``."""
     if not isinstance(value, str | PathLike):
         raise InvalidInput(f"{name} must be a path, got {value!a:.40}.", hint="Give a path.")
     text = os.fspath(value)
     # An empty path is the current folder, and most often a variable that is not set.
     if not text or "\0" in text or not _is_encodable(text):
         raise InvalidInput(f"{name} is no path: {text!a:.40}.", hint="Give a path.")
-    return Path(value)
+    return Path(value).expanduser().absolute()
 
 
 def _is_encodable(text: str) -> bool:

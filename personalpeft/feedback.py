@@ -229,13 +229,11 @@ def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str
     newest = signal
     while newest in successors:
         newest = successors[newest]
-    if newest == signal:
-        return NotFound(f"{signal} is already retracted.", hint="Give it again to restore it.")
+    if newest in current:
+        return NotFound(f"{signal} was superseded by {newest}.", hint=f"Retract {newest} instead.")
     return NotFound(
-        f"{signal} was superseded by {newest}.",
-        hint=f"Retract {newest} instead."
-        if newest in current
-        else f"{newest} is retracted as well. Give it again to restore it.",
+        f"{signal} does not count: {newest} is retracted.",
+        hint="Give it again to restore what was retracted.",
     )
 
 

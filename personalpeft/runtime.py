@@ -361,9 +361,6 @@ class Runtime(
         check_types("Runtime.rebase", to=(to, str | Path))
         check_flags(accept=accept, compare_only=compare_only)
         check_functions(progress=progress, cancelled=cancelled)
-        if self._backend == "fake" and to != "fake":
-            # The fake backend reads no card, and an unknown name is an error there too.
-            find_card(to, cards=[self.settings.home / "models"])
         other = Runtime(
             self.settings,
             to,
@@ -523,7 +520,7 @@ class Runtime(
         check_functions(progress=progress)
         place = self._published_folder()
         if to is not None:
-            place = check_path("to", to).expanduser().absolute()
+            place = check_path("to", to)
         return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
@@ -623,7 +620,7 @@ class Runtime(
 
     def training_backend(self) -> TrainingBackend:
         """Return the backend of ``learning_engine``."""
-        self._services.model.keep_learning_engine()
+        self.learning_engine()
         return self._services.training_backend
 
     def backend_choice(self) -> BackendChoice:
