@@ -26,6 +26,7 @@ from personalpeft.errors import (
     BaseMismatch,
     Busy,
     Damaged,
+    InvalidInput,
     NotFound,
     map_write_errors,
 )
@@ -82,12 +83,7 @@ def publish(
     store = services.store
     hint = "Make room there, or name another folder. Earlier publications are still there."
     with services.maintenance.exclusive("publish"), map_write_errors(place, hint=hint):
-        if users is None:
-            user_ids = _users_with_layers(store)
-        else:
-            user_ids = tuple(dict.fromkeys(users))
-            for user in user_ids:
-                store.catalog.user(check_user_id(user))
+        user_ids = _users_with_layers(store) if users is None else _check_users(store, users)
         stacks_published: list[PublishedStack] = []
         damaged: set[str] = set()
         written = removed = 0
@@ -118,7 +114,9 @@ def publish(
                 name = adapter.name if adapter else None
                 stacks_published.append(PublishedStack(user, name, reason))
         # After all stacks are recorded: two users may have the same.
-        for user in (each for each in user_ids if each not in damaged):
+        for user in user_ids:
+            if user in damaged:
+                continue
             with _publish_lock(store, user):
                 removed += _remove_former(store, user, folder)
     progress(_STAGE, 1.0)
@@ -189,6 +187,19 @@ def _users_with_layers(store: Store) -> tuple[str, ...]:
     published = store.publications.users()
     users = store.catalog.iter_users()
     return tuple(user.id for user in users if user.revisions or user.id in published)
+
+
+def _check_users(store: Store, users: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(users, str):
+        raise InvalidInput(
+            f"users must be a list of ids, got {users!a}.",
+            hint="Give a list, or None for all users.",
+        )
+    user_ids = tuple(dict.fromkeys(users))
+    for user in user_ids:
+        check_user_id(user)
+        store.catalog.user(user)
+    return user_ids
 
 
 def _publish_lock(store: Store, user: str) -> AbstractContextManager[None]:
