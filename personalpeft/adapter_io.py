@@ -112,7 +112,6 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
     """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
-    check_layer_name(layer)
     base = services.base
     adapter = import_peft(folder, base.architecture, layer=layer, base=base.digest)
     check_change(adapter, str(folder))
@@ -121,7 +120,6 @@ def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
 
 def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revision:
     """Implement ``User.import_gguf``, which documents the arguments."""
-    check_layer_name(layer)
     started, base = services.clock.timer(), services.base
     names = _names(base)
     adapter = import_gguf_lora(file, base.architecture, names, layer=layer, base=base.digest)

@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from personalpeft.arguments import check_flags, check_list, check_number, check_types
+from personalpeft.arguments import (
+    check_choice,
+    check_flags,
+    check_list,
+    check_number,
+    check_types,
+)
 from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_prompt, check_text
@@ -64,9 +70,7 @@ def record_implicit_feedback(
     services: Services, user: str, reply: Reply | Turn | str, event: str, train: bool | None
 ) -> str | None:
     """Implement ``User.record_implicit_feedback``, which documents the arguments."""
-    if not isinstance(event, str) or event not in IMPLICIT_RATINGS:
-        names = ", ".join(IMPLICIT_RATINGS)
-        raise InvalidInput(f"event must be one of {names}, got {event!a}.", hint=f"Give {names}.")
+    check_choice("event", event, IMPLICIT_RATINGS)
     forbids = training_payload(services, user, train)
     turn = resolve_turn(services.store, user, reply)
     if services.implicit_feedback == "off":

@@ -153,12 +153,11 @@ class Runtime(
 
         Raises ``InvalidId``, and ``NotFound`` with the nearest existing name.
         """
-        check_user_id(user_id)
         check_flags(create=create)
         if create:
             self._services.store.catalog.ensure_user(user_id)
         else:
-            self._services.store.catalog.user(user_id)
+            self._services.store.catalog.user(check_user_id(user_id))
         return User(user_id, self._services)
 
     def users(

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, cast, get_args
 
 from personalpeft.arguments import check_number
 from personalpeft.errors import InvalidInput, suggest_nearest
@@ -201,7 +201,7 @@ def _message(number: int, value: object) -> Message:
         data = {field.name: getattr(value, field.name) for field in fields(value)}
     role, content, call_id = data.get("role"), data.get("content"), data.get("tool_call_id") or ""
     listed = data.get("tool_calls") or ()
-    if not isinstance(listed, list | tuple) or len(listed) > MAX_TOOLS:
+    if not _is_call_id(call_id) or not isinstance(listed, list | tuple) or len(listed) > MAX_TOOLS:
         raise _invalid_call(number)
     calls = tuple(_call(number, each) for each in listed)
     # Tools inside a message exist only in our own type; a mapping offers them beside the prompt.
@@ -210,11 +210,9 @@ def _message(number: int, value: object) -> Message:
     if content is None and calls:
         content = ""
     if role not in _ROLES or not isinstance(content, str):
-        wrong = f"the role {role!a:.40}"
-        if role in _ROLES:
-            wrong = f"content that is no text: {type(content).__name__}"
+        kind = type(content).__name__
         raise InvalidInput(
-            f"Message {number} has {wrong}.",
+            f"Message {number} has an invalid role or content: {role!a:.40}, {kind}.",
             hint=f"Give {{'role': one of {', '.join(_ROLES)}, 'content': text}}.",
         )
     if (calls and role != "assistant") or (call_id and role != "tool"):
@@ -225,8 +223,6 @@ def _message(number: int, value: object) -> Message:
     if content:
         # With a full stop, since a message may be blank.
         check_text(content + ".", what=f"content of message {number}")
-    if not isinstance(call_id, str) or not _CALL_ID.fullmatch(call_id):
-        raise _invalid_call(number)
     return Message(cast(Role, role), content, calls, call_id, tools, must_call)
 
 
@@ -243,12 +239,18 @@ def _call(number: int, value: object) -> ToolCall:
                     arguments = parse_strict_json(arguments or "{}")
         case _:
             raise _invalid_call(number)
-    if not isinstance(arguments, Mapping) or not isinstance(call_id, str):
-        raise _invalid_call(number)
-    if not TOOL_NAME.fullmatch(name) or not _CALL_ID.fullmatch(call_id):
+    if (
+        not _is_call_id(call_id)
+        or not isinstance(arguments, Mapping)
+        or not TOOL_NAME.fullmatch(name)
+    ):
         raise _invalid_call(number)
     _check_json(arguments, what=f"call of message {number}")
     return ToolCall(name, arguments, call_id)
+
+
+def _is_call_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _CALL_ID.fullmatch(value) is not None
 
 
 def _invalid_call(number: int) -> InvalidInput:
