@@ -156,20 +156,16 @@ def learn_bundles(
 
 def apply_result(services: Services, user: str, result: bytes) -> LearnReport:
     """Implement ``User.apply_learn``, which documents the arguments."""
-    store, base = services.store, services.base
+    store = services.store
     check_bytes(check_result, result, _RESULT_NAME)
     with map_archive_errors(_RESULT_NAME, _RESULT):
-        content = read_archive(io.BytesIO(result), _RESULT)
-        index, entries = content.index, content.entries
-        if index["user"] != user:
+        content, position, report = _read_result(result)
+        owner, entries = content.index["user"], content.entries
+        if owner != user:
             raise InvalidInput(
-                f"The result is of {index['user']!a}, not of {user}.", hint="Give it to its user."
+                f"The result is of {owner!a}, not of {user}.", hint="Give it to its user."
             )
-        _check_base(index["base"], base.digest, "The result was built")
-        _check_build(index["build"], _build_settings(services))
-        position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_remote_entries(user, position, entries)
-        report = from_json(rename_report(index["report"]))
+        _check_build(services, content, "The result was built")
         str(report)
     with store.leases.acquire(learn_lease(user)):
         # Before what it refers to is looked up, which may be gone.
@@ -210,20 +206,12 @@ def _check_base(wanted: object, digest: str, what: str) -> None:
         )
 
 
-def _check_build(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    _check_build_format(wanted)
-    if wanted != settings:
+def _check_build(services: Services, content: ArchiveContent, what: str) -> None:
+    """Check that an archive is for the open base and builds as this machine does."""
+    _check_base(content.index["base"], services.base.digest, what)
+    if content.index["build"] != _build_settings(services):
         raise BuildMismatch(
             "The recipe, the gate or the retrieval model differs between the machines.",
-            hint=_BUILD_HINT,
-        )
-
-
-def _check_build_format(wanted: Mapping[str, Any]) -> None:
-    form = wanted.get("format")
-    if form != BUILD_FORMAT:
-        raise BuildMismatch(
-            f"The learn is of build format {str(form)[:20]}, and this machine has {BUILD_FORMAT}.",
             hint=_BUILD_HINT,
         )
 
@@ -243,9 +231,7 @@ def _once_live(export: UserExport) -> Iterator[Mapping[str, Any]]:
 def check_bundle(data: bytes) -> Json:
     """Read a bundle in a child of ``sandbox``."""
     with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
-        content = read_archive(io.BytesIO(data), _BUNDLE)
-        _check_build_format(content.index["build"])
-        check_user(user_of(content, _BUNDLE), _BUNDLE)
+        content, _, _ = _read_bundle(data)
         _unpack_all(content)
     return {}
 
@@ -253,14 +239,36 @@ def check_bundle(data: bytes) -> Json:
 def check_result(data: bytes) -> Json:
     """Read a result in a child of ``sandbox``."""
     with map_archive_errors(_RESULT_NAME, _RESULT):
-        content = read_archive(io.BytesIO(data), _RESULT)
-        index = content.index
-        _check_build_format(index["build"])
-        position = LedgerPosition(index["since"], index["seq"], index["chain"])
-        check_remote_entries(index["user"], position, content.entries)
-        from_json(rename_report(index["report"]))
+        content, _, _ = _read_result(data)
         _unpack_all(content)
     return {}
+
+
+def _read_bundle(data: bytes) -> tuple[ArchiveContent, UserExport, tuple[Revision, ...]]:
+    """Return the user of a bundle and the user's revisions, checked without a home."""
+    content = _read(data, _BUNDLE)
+    export = user_of(content, _BUNDLE)
+    return content, export, check_user(export, _BUNDLE)
+
+
+def _read_result(data: bytes) -> tuple[ArchiveContent, LedgerPosition, LearnReport]:
+    """Return a result, what it continues, and the report, checked without a home."""
+    content = _read(data, _RESULT)
+    index = content.index
+    position = LedgerPosition(index["since"], index["seq"], index["chain"])
+    check_remote_entries(index["user"], position, content.entries)
+    return content, position, from_json(rename_report(index["report"]))
+
+
+def _read(data: bytes, kind: ArchiveFormat) -> ArchiveContent:
+    content = read_archive(io.BytesIO(data), kind)
+    form = content.index["build"].get("format")
+    if form != BUILD_FORMAT:
+        raise BuildMismatch(
+            f"The learn is of build format {str(form)[:20]}, and this machine has {BUILD_FORMAT}.",
+            hint=_BUILD_HINT,
+        )
+    return content
 
 
 def _unpack_all(content: ArchiveContent) -> None:
@@ -271,17 +279,13 @@ def _unpack_all(content: ArchiveContent) -> None:
 def _open_bundle(services: Services, data: bytes) -> _Bundle:
     check_bytes(check_bundle, data, _BUNDLE_NAME)
     with map_archive_errors(_BUNDLE_NAME, _BUNDLE):
-        content = read_archive(io.BytesIO(data), _BUNDLE)
+        content, export, revisions = _read_bundle(data)
         index = content.index
-        base = services.base
-        _check_base(index["base"], base.digest, "The learn is")
-        _check_build(index["build"], _build_settings(services))
-        export = user_of(content, _BUNDLE)
-        revisions = check_user(export, _BUNDLE)
+        _check_build(services, content, "The learn is")
         by_digest = [each for each in revisions if each.digest in content.blobs]
         if {each.digest for each in by_digest} != content.blobs.keys():
             raise _BUNDLE.invalid("It has an adapter that no revision names.")
-        check_adapters(by_digest, content.blobs, base, _BUNDLE)
+        check_adapters(by_digest, content.blobs, services.base, _BUNDLE)
         started = datetime.fromisoformat(index["at"])
         layer, options = _read_options(index["options"])
     if started > services.clock.now() + _MAX_CLOCK_SKEW:

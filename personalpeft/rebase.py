@@ -333,18 +333,13 @@ def _result(item: EvalItem) -> PairedResult:
 def _record(services: Services, report: RebaseReport, heads: Mapping[str, str]) -> RebaseReport:
     """Record the verdict on the new revisions, and move the heads where it agrees."""
     catalog = services.store.catalog
-    new = [
-        catalog.revision(report.user, each.after)
-        for each in report.layers
-        if each.trained and each.after
-    ]
-    judged: list[tuple[Revision, Json]] = [
-        (
-            replace(each, verdict=report.verdict or each.verdict, reason=report.reason),
-            {"rebase": report.as_json()},
-        )
-        for each in new
-    ]
+    body = {"rebase": report.as_json()}
+    judged: list[tuple[Revision, Json]] = []
+    for each in report.layers:
+        if each.trained and each.after:
+            new = catalog.revision(report.user, each.after)
+            verdict = report.verdict or new.verdict
+            judged.append((replace(new, verdict=verdict, reason=report.reason), body))
     targets = {each.layer: each.after for each in report.layers} if report.switched else {}
     is_recorded = catalog.switch_heads(
         report.user,

@@ -158,17 +158,14 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
-    prompts = [
-        _augment_prompt(services, user, messages, each, sampling)
-        if memory
-        else AugmentedPrompt(messages, ())
-        for each in stacks
-    ]
-    requests = [
-        Request(user, each.messages, stack, sampling)
-        for each, stack in zip(prompts, stacks, strict=True)
-    ]
+    requests, used = [], []
+    for revision in revisions:
+        stack = stack_with_revision(services, user, messages, layer, revision)
+        prompt = AugmentedPrompt(messages, ())
+        if memory:
+            prompt = _augment_prompt(services, user, messages, stack, sampling)
+        requests.append(Request(user, prompt.messages, stack, sampling))
+        used.append(prompt.item_ids)
     replies = engine.stream(requests, cancelled=cancelled).read()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
@@ -176,12 +173,14 @@ def compare(
         Answer(
             reply.text,
             revision or BASE,
-            stack,
+            request.stack,
             Usage(len(reply.prompt), len(reply.tokens)),
             reply.finish,
-            each.item_ids,
+            item_ids,
         )
-        for revision, stack, each, reply in zip(revisions, stacks, prompts, replies, strict=True)
+        for revision, request, item_ids, reply in zip(
+            revisions, requests, used, replies, strict=True
+        )
     )
     if services.clock.entropy(1)[0] & 1:
         first, second = second, first

@@ -207,12 +207,11 @@ class ReplyReader:
         """Yield the pieces of text, and record the reply at the end, also at an early one."""
         text: list[str] = []
         generated = 0
-        started = is_left = False
+        is_left = False
         finish: FinishReason = "cancelled"
         stop = ""
         try:
             for chunk in self.outputs:
-                started = True
                 self.on_chunk()
                 text.append(chunk.text)
                 generated += len(chunk.tokens)
@@ -236,13 +235,12 @@ class ReplyReader:
         finally:
             self.outputs.close()
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
-            if started and not self.is_forked:
-                usage = Usage(self.prompt_tokens, generated)
+            if text and not self.is_forked:
                 reply = Reply(
                     "".join(text),
                     self.turn_id,
                     self.stack,
-                    usage,
+                    Usage(self.prompt_tokens, generated),
                     finish,
                     stop,
                     tuple(self.logprobs),
