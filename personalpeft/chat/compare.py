@@ -161,11 +161,11 @@ def compare(
     requests, used = [], []
     for revision in revisions:
         stack = stack_with_revision(services, user, messages, layer, revision)
-        prompt = AugmentedPrompt(messages, ())
+        augmented = AugmentedPrompt(messages, ())
         if memory:
-            prompt = _augment_prompt(services, user, messages, stack, sampling)
-        requests.append(Request(user, prompt.messages, stack, sampling))
-        used.append(prompt.item_ids)
+            augmented = _augment_prompt(services, user, messages, stack, sampling)
+        requests.append(Request(user, augmented.messages, stack, sampling))
+        used.append(augmented.item_ids)
     replies = engine.stream(requests, cancelled=cancelled).read()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
