@@ -175,14 +175,15 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         if truncation is not None:
             check_choice("truncation", truncation, Truncation)
         if continues:
-            validation.check_continuation(messages, template)
+            validation.check_continuation(messages)
         if timeout is not None:
             check_number("timeout", timeout, 0, _MAX_TIMEOUT, above=True)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
-        if not template and not isinstance(prompt, str):
+        if not template and (continues or not isinstance(prompt, str)):
             raise InvalidInput(
-                "Without the template the prompt must be a string.", hint="Give one string."
+                "Without the template the prompt must be a string, and in no conversation.",
+                hint="Give one string, and leave conversation_id and replaces out.",
             )
         replaced = None if replaces is None else self.turn(replaces)
         if seed is None:

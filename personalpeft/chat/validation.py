@@ -68,33 +68,31 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         raise InvalidInput(
             f"tools must be a list of at most {MAX_TOOLS}.", hint="Give fewer, in a list."
         )
-    names = []
     for number, tool in enumerate(tools, 1):
-        match tool:
-            case {"type": "function", "function": {"name": str(name)}} if TOOL_NAME.fullmatch(name):
-                names.append(name)
-            case _:
-                raise InvalidInput(
-                    f"Tool {number} must be a function with a valid name.",
-                    hint="Give {'type': 'function', 'function': {'name': …}}, the name of letters, "
-                    "digits, '_', '-' and '.'.",
-                )
-        function = tool["function"]
-        parameters = function.get("parameters") or {}
-        if (
-            not isinstance(function.get("description") or "", str)
-            or not isinstance(parameters, Mapping)
-            # Chat templates read it as an object.
-            or not isinstance(parameters.get("properties") or {}, Mapping)
-        ):
+        if not _is_tool(tool):
             raise InvalidInput(
-                f"The description of tool {number} must be text, and its parameters and their "
-                "properties objects.",
-                hint="Give the parameters as a JSON Schema.",
+                f"Tool {number} must be a function with a valid name, a text as its description, "
+                "and objects as its parameters and their properties.",
+                hint="Give {'type': 'function', 'function': {'name': …, 'parameters': …}}: the name "
+                "of letters, digits, '_', '-' and '.', the parameters as a JSON Schema.",
             )
-    if len(set(names)) < len(names):
+    if len({tool["function"]["name"] for tool in tools}) < len(tools):
         raise InvalidInput("Two tools have the same name.", hint="Rename one of them.")
     return tuple(_check_json(tool, what=f"tool {number}") for number, tool in enumerate(tools, 1))
+
+
+def _is_tool(tool: Tool) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name), **rest}}:
+            parameters = rest.get("parameters") or {}
+            return (
+                TOOL_NAME.fullmatch(name) is not None
+                and isinstance(rest.get("description") or "", str)
+                and isinstance(parameters, Mapping)
+                # Chat templates read it as an object.
+                and isinstance(parameters.get("properties") or {}, Mapping)
+            )
+    return False
 
 
 def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
@@ -122,13 +120,16 @@ def attach_tools(
     return (*messages[:-1], replace(messages[-1], tools=tools, must_call=must_call))
 
 
-def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+def check_text(
+    text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH, is_plain: bool = False
+) -> str:
     """Return ``text`` if it is a visible, storable string.
 
     Args:
         text: What to check.
         what: Its name in the message, as in "prompt".
         max_length: The most characters that it may have.
+        is_plain: Whether tabs and line ends are the only control characters that it may have.
 
     Raises:
         InvalidInput: It is not.
@@ -145,7 +146,8 @@ def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) ->
             hint="Shorten it.",
         )
     for character in text:
-        if character == "\0" or 0xD800 <= ord(character) <= 0xDFFF:
+        is_control = unicodedata.category(character) == "Cc" and character not in "\t\n\r"
+        if character == "\0" or 0xD800 <= ord(character) <= 0xDFFF or (is_plain and is_control):
             raise InvalidInput(
                 f"The {what} contains U+{ord(character):04X}, which is not text.",
                 hint="Send plain text.",
@@ -182,12 +184,8 @@ def check_sampling(
     return sampling
 
 
-def check_continuation(messages: Sequence[Message], template: bool) -> None:
+def check_continuation(messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` unless messages can be added to a stored conversation."""
-    if not template:
-        raise InvalidInput(
-            "A conversation needs the template.", hint="Leave conversation_id and replaces out."
-        )
     if any(message.role == "assistant" for message in messages):
         raise InvalidInput(
             "The history of a conversation is added by itself.",
