@@ -122,20 +122,18 @@ class ReproductionReport(HasJson, RenamedAttributes, renamed={"rebuilt": "reprod
     def _explain(self) -> list[str]:
         """Return why the digests may differ."""
         if not self.same_inputs:
-            return [
+            why = [
                 "why: the inputs are not all as recorded. The build format, general prompts or the",
                 "  model that embeds may be of another version.",
-                *self._compare(),
             ]
-        if self.differences:
-            return ["why: the inputs are the same, and the environment differs", *self._compare()]
-        return [
-            "why: the inputs and the environment are the same. Please report this: a build should",
-            "  give the same bytes.",
-        ]
-
-    def _compare(self) -> list[str]:
-        return [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
+        elif self.differences:
+            why = ["why: the inputs are the same, and the environment differs"]
+        else:
+            why = [
+                "why: the inputs and the environment are the same. Please report this: a build should",
+                "  give the same bytes.",
+            ]
+        return why + [f"  {name}: {before}, here {here}" for name, before, here in self.differences]
 
 
 @dataclass(frozen=True, slots=True)
