@@ -284,12 +284,13 @@ def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
 
 def turn_id_of(reply: Reply | Turn | str) -> str:
     """Return the id of a turn, also from its reply. Raises ``InvalidInput``."""
-    if isinstance(reply, Reply | Turn):
-        return reply.turn_id if isinstance(reply, Reply) else reply.id
-    if not isinstance(reply, str):
-        is_stream = isinstance(reply, Stream)
-        raise InvalidInput(
-            f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
-            hint="Give its reply." if is_stream else "Give what chat returned, or its turn_id.",
-        )
-    return reply
+    if isinstance(reply, Reply):
+        return reply.turn_id
+    if isinstance(reply, Turn):
+        return reply.id
+    if isinstance(reply, str):
+        return reply
+    raise InvalidInput(
+        f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
+        hint="Give what chat returned, its turn_id, or the reply of a stream.",
+    )
