@@ -146,8 +146,12 @@ def check_text(
             hint="Shorten it.",
         )
     for character in text:
-        is_control = unicodedata.category(character) == "Cc" and character not in "\t\n\r"
-        if character == "\0" or 0xD800 <= ord(character) <= 0xDFFF or (is_plain and is_control):
+        is_control = is_plain and unicodedata.category(character) == "Cc"
+        if (
+            character == "\0"
+            or 0xD800 <= ord(character) <= 0xDFFF
+            or (is_control and character not in "\t\n\r")
+        ):
             raise InvalidInput(
                 f"The {what} contains U+{ord(character):04X}, which is not text.",
                 hint="Send plain text.",
