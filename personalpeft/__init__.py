@@ -13,10 +13,14 @@ Importing this loads nothing heavy. ``open`` loads the store, and the first repl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from personalpeft.arguments import check_functions, check_types
+from personalpeft.clock import SYSTEM, Clock
 from personalpeft.deprecation import accept_renamed_arguments, warn_renamed
 from personalpeft.errors import (
     AdapterError,
@@ -43,14 +47,14 @@ from personalpeft.errors import (
     ServingFailed,
     WeightsError,
 )
-from personalpeft.types import DEFAULT_BASE
+from personalpeft.settings import ImplicitFeedback, Serving, VllmServer, resolve
+from personalpeft.types import DEFAULT_BASE, Progress, Verdict
 
 if TYPE_CHECKING:
     from personalpeft.certificate import Certificate, verify_certificate
     from personalpeft.chat.compare import Comparison
     from personalpeft.chat.conversation import Conversation, ConversationSummary, TurnFeedback
     from personalpeft.chat.reply import Reply, Stream
-    from personalpeft.clock import Clock
     from personalpeft.encryption import EncryptionReport, decrypt, encrypt
     from personalpeft.learning.activity_summary import ActivitySummary
     from personalpeft.learning.report import LearnReport
@@ -60,8 +64,6 @@ if TYPE_CHECKING:
     from personalpeft.reproduction import RepairReport, ReproductionReport
     from personalpeft.restoration import RestoreReport, restore
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import ImplicitFeedback, Serving, VllmServer
-    from personalpeft.types import Verdict
     from personalpeft.user import User
 
 __all__ = [
@@ -119,32 +121,22 @@ __all__ = [
 
 # Loaded on first use: these modules need numpy, SQLite or torch.
 _LAZY = {
-    "ActivitySummary": "personalpeft.learning.activity_summary",
-    "Certificate": "personalpeft.certificate",
-    "Comparison": "personalpeft.chat.compare",
-    "Conversation": "personalpeft.chat.conversation",
-    "ConversationSummary": "personalpeft.chat.conversation",
-    "EncryptionReport": "personalpeft.encryption",
-    "LearnReport": "personalpeft.learning.report",
-    "Provenance": "personalpeft.provenance",
-    "RebaseReport": "personalpeft.rebase",
-    "RepairReport": "personalpeft.reproduction",
-    "Reply": "personalpeft.chat.reply",
-    "ReproductionReport": "personalpeft.reproduction",
-    "RestoreReport": "personalpeft.restoration",
-    "Runtime": "personalpeft.runtime",
-    "Serving": "personalpeft.settings",
-    "Stream": "personalpeft.chat.reply",
-    "TrainingStatus": "personalpeft.learning.status",
-    "TurnFeedback": "personalpeft.chat.conversation",
-    "User": "personalpeft.user",
-    "Verdict": "personalpeft.types",
-    "VllmServer": "personalpeft.settings",
-    "decrypt": "personalpeft.encryption",
-    "encrypt": "personalpeft.encryption",
-    "restore": "personalpeft.restoration",
-    "verify_certificate": "personalpeft.certificate",
+    "certificate": ("Certificate", "verify_certificate"),
+    "chat.compare": ("Comparison",),
+    "chat.conversation": ("Conversation", "ConversationSummary", "TurnFeedback"),
+    "chat.reply": ("Reply", "Stream"),
+    "encryption": ("EncryptionReport", "decrypt", "encrypt"),
+    "learning.activity_summary": ("ActivitySummary",),
+    "learning.report": ("LearnReport",),
+    "learning.status": ("TrainingStatus",),
+    "provenance": ("Provenance",),
+    "rebase": ("RebaseReport",),
+    "reproduction": ("RepairReport", "ReproductionReport"),
+    "restoration": ("RestoreReport", "restore"),
+    "runtime": ("Runtime",),
+    "user": ("User",),
 }
+_MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _RENAMED = {
     "Digest": "ActivitySummary",
     "Learning": "TrainingStatus",
@@ -160,7 +152,7 @@ def open(
     backend: str = "auto",
     *,
     clock: Clock | None = None,
-    progress: Callable[[str, float], None] = lambda stage, done: None,
+    progress: Progress = lambda stage, done: None,
     read_only: bool = False,
     serving: Serving | None = None,
     implicit_feedback: ImplicitFeedback = "off",
@@ -201,14 +193,7 @@ def open(
         InvalidInput: An argument has a wrong value. Or a passphrase was given, and the home is not
             encrypted with one.
     """
-    import os
-    from dataclasses import replace
-    from pathlib import Path
-
-    from personalpeft.arguments import check_functions, check_types
-    from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving, VllmServer, resolve
     from personalpeft.store.home_keys import check_takes_passphrase
 
     check_types(
@@ -223,8 +208,6 @@ def open(
         passphrase=(passphrase, str | None),
     )
     check_functions(progress=progress)
-    if home == "":
-        raise InvalidInput("The home is an empty path.", hint="Give None for the default.")
     settings = resolve(home, os.environ, passphrase)
     if passphrase is not None:
         check_takes_passphrase(settings.home)
@@ -248,8 +231,6 @@ if not TYPE_CHECKING:
         if name in _RENAMED:
             warn_renamed(f"personalpeft.{name}", _RENAMED[name])
             name = _RENAMED[name]
-        if name in _LAZY:
-            from importlib import import_module
-
-            return getattr(import_module(_LAZY[name]), name)
+        if name in _MODULES:
+            return getattr(import_module(f"personalpeft.{_MODULES[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

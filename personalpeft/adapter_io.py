@@ -28,7 +28,7 @@ from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage
 from personalpeft.learning.layers import stack_below
 from personalpeft.services import Services
 from personalpeft.store.exports import ExportKind
-from personalpeft.types import Revision
+from personalpeft.types import Revision, StackEntry
 
 MergedForm: TypeAlias = Literal["safetensors", "gguf"]
 """The format of a merged model: for transformers, or for llama.cpp and Ollama."""
@@ -36,49 +36,47 @@ MergedForm: TypeAlias = Literal["safetensors", "gguf"]
 
 def export_peft_folder(services: Services, user: str, folder: Path, layer: str | None) -> Path:
     """Implement ``User.export_peft``, which documents the arguments."""
-    target = folder.expanduser().absolute()
     architecture, name = services.base.architecture, services.base.card.name
     with services.store.exports.recording(user, ExportKind.PEFT) as set_digest:
         parts = _live_adapters(services, user, layer)
         if layer is None:
-            peft.export_stack_peft(parts, architecture, target, base_name=name)
+            peft.export_stack_peft(parts, architecture, folder, base_name=name)
         else:
-            peft.export_peft(parts[0][0], architecture, target, base_name=name)
-        set_digest(hash_files([target / peft.TENSOR_FILE]))
-    return target
+            peft.export_peft(parts[0][0], architecture, folder, base_name=name)
+        set_digest(hash_files([folder / peft.TENSOR_FILE]))
+    return folder
 
 
 def export_gguf(services: Services, user: str, file: Path, layer: str | None) -> Path:
     """Implement ``User.export_gguf``, which documents the arguments."""
-    target = file.expanduser().absolute()
     names = _names(services.base)
-    if target.exists():
-        raise InvalidInput(f"{target} already exists.", hint="Name a file that does not exist yet.")
+    if file.exists():
+        raise InvalidInput(f"{file} already exists.", hint="Name a file that does not exist yet.")
     with (
-        map_write_errors(target),
+        map_write_errors(file),
         services.store.exports.recording(user, ExportKind.GGUF) as set_digest,
-        TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder,
+        TemporaryDirectory(prefix=".personalpeft-", dir=file.parent) as folder,
     ):
-        part = Path(folder, target.name)
+        part = Path(folder, file.name)
         title = f"personalpeft for {services.base.card.title}"
         stack = compose(_live_adapters(services, user, layer))
         write_gguf_lora(names, stack, part, title=title, digest=True)
         set_digest(hash_files([part]))
-        file_system.replace(part, target)
-    return target
+        file_system.replace(part, file)
+    return file
 
 
 def export_merged(services: Services, user: str, folder: Path, form: MergedForm) -> Path:
     """Implement ``User.export_merged``, which documents the arguments."""
     check_choice("form", form, MergedForm)
-    target, base = folder.expanduser().absolute(), services.base
+    base = services.base
     with services.store.exports.recording(user, ExportKind.MERGED):
         stack = compose(_live_adapters(services, user, None))
         if form == "gguf":
-            write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
+            write_merged_gguf(base, stack, folder, partial(check_tokenizer, base))
         else:
-            write_merged_folder(base, stack, target)
-    return target
+            write_merged_folder(base, stack, folder)
+    return folder
 
 
 def import_peft_folder(services: Services, user: str, folder: Path, layer: str) -> Revision:
@@ -91,12 +89,7 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
     """Implement ``User.copy_layer``, which documents the arguments."""
     check_layer_name(new_layer)
     started = services.clock.timer()
-    stack = stacks.select_layers(services, user, [layer])
-    if not stack.entries:
-        raise NotFound(
-            f"{layer} has nothing live.", hint="Learn first, or roll back to a revision."
-        )
-    (entry,) = stack.entries
+    (entry,) = _live_entries(services, user, layer)
     adapter = services.engine.read_adapter(entry.digest)
     recipe = copied_recipe(adapter.manifest.recipe, entry.revision)
     manifest = replace(adapter.manifest, layer=new_layer, recipe=recipe)
@@ -109,32 +102,39 @@ def copy_layer(services: Services, user: str, layer: str, new_layer: str) -> Rev
 
 def read_peft_folder(services: Services, folder: Path, layer: str) -> Adapter:
     """Return the adapter in a PEFT folder, for a layer. Raises ``AdapterError``, ``InvalidId``."""
-    base, source = services.base, folder.expanduser().absolute()
-    adapter = peft.import_peft(source, base.architecture, layer=layer, base=base.digest)
-    check_change(adapter, str(source))
+    base = services.base
+    adapter = peft.import_peft(folder, base.architecture, layer=layer, base=base.digest)
+    check_change(adapter, str(folder))
     return adapter
 
 
 def import_gguf(services: Services, user: str, file: Path, layer: str) -> Revision:
     """Implement ``User.import_gguf``, which documents the arguments."""
     started, base = services.clock.timer(), services.base
-    source, names = file.expanduser().absolute(), _names(base)
-    adapter = import_gguf_lora(source, base.architecture, names, layer=layer, base=base.digest)
-    check_change(adapter, str(source))
+    names = _names(base)
+    adapter = import_gguf_lora(file, base.architecture, names, layer=layer, base=base.digest)
+    check_change(adapter, str(file))
     return _record(services, user, adapter, started)
 
 
 def _live_adapters(services: Services, user: str, layer: str | None) -> list[tuple[Adapter, float]]:
-    """Return what is live of one layer, or of all enabled ones, with the weights."""
+    """Return the adapters of ``_live_entries`` with their weights."""
+    read = services.engine.read_adapter
+    entries = _live_entries(services, user, layer)
+    return [(read(entry.digest), entry.weight) for entry in entries]
+
+
+def _live_entries(services: Services, user: str, layer: str | None) -> tuple[StackEntry, ...]:
+    """Return what is live of one layer, or of all enabled ones. Raises ``NotFound`` if nothing."""
     stack = (
         stacks.enabled_stack(services, user)
         if layer is None
         else stacks.select_layers(services, user, [layer])
     )
     if not stack.entries:
-        raise NotFound(f"{user} has nothing live.", hint="Learn first, or roll back to a revision.")
-    read = services.engine.read_adapter
-    return [(read(entry.digest), entry.weight) for entry in stack.entries]
+        what = layer or user
+        raise NotFound(f"{what} has nothing live.", hint="Learn first, or roll back to a revision.")
+    return stack.entries
 
 
 def _names(base: Base) -> GgufNames:

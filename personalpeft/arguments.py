@@ -33,18 +33,14 @@ def check_flags(**flags: object) -> None:
     """Raise ``InvalidInput`` unless each argument is True or False. A text such as "no" is true."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise InvalidInput(
-                f"{name} must be True or False, got {value!a:.40}.", hint="Give True or False."
-            )
+            raise _invalid(name, value, "True or False")
 
 
 def check_functions(**functions: object) -> None:
     """Raise ``InvalidInput`` unless each argument can be called."""
     for name, value in functions.items():
         if not callable(value):
-            raise InvalidInput(
-                f"{name} must be a function, got {value!a:.40}.", hint="Give a function."
-            )
+            raise _invalid(name, value, "a function")
 
 
 def check_list(name: str, value: object) -> None:
@@ -57,14 +53,14 @@ def check_list(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return the value of an argument as a path. Raises ``InvalidInput``."""
+    """Return the value of an argument as an absolute path. Raises ``InvalidInput``."""
     if not isinstance(value, str | PathLike):
-        raise InvalidInput(f"{name} must be a path, got {value!a:.40}.", hint="Give a path.")
+        raise _invalid(name, value, "a path")
     text = os.fspath(value)
     # An empty path is the current folder, and most often a variable that is not set.
     if not text or "\0" in text or not _is_encodable(text):
-        raise InvalidInput(f"{name} is no path: {text!a:.40}.", hint="Give a path.")
-    return Path(value)
+        raise _invalid(name, text, "a path")
+    return Path(value).expanduser().absolute()
 
 
 def _is_encodable(text: str) -> bool:
@@ -75,13 +71,11 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
-def check_choice(name: str, value: object, literal: Any) -> None:
-    """Raise ``InvalidInput`` unless the value of an argument is one of a ``Literal``."""
-    if value not in get_args(literal):
-        allowed = ", ".join(map(str, get_args(literal)))
-        raise InvalidInput(
-            f"{name} must be one of {allowed}, got {value!a:.40}.", hint=f"Give one of {allowed}."
-        )
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ``InvalidInput`` unless an argument is one of a ``Literal`` or another collection."""
+    allowed = get_args(choices) or tuple(choices)
+    if value not in allowed:
+        raise _invalid(name, value, f"one of {', '.join(map(str, allowed))}")
 
 
 def check_number(
@@ -116,4 +110,8 @@ def check_number(
         or not low <= value <= high
         or (above and value == low)
     ):
-        raise InvalidInput(f"{name} must be {allowed}, got {value!a:.40}.", hint=f"Give {allowed}.")
+        raise _invalid(name, value, allowed)
+
+
+def _invalid(name: str, value: object, allowed: str) -> InvalidInput:
+    return InvalidInput(f"{name} must be {allowed}, got {value!a:.40}.", hint=f"Give {allowed}.")

@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from personalpeft.arguments import check_flags, check_list, check_number, check_types
+from personalpeft.arguments import (
+    check_choice,
+    check_flags,
+    check_list,
+    check_number,
+    check_types,
+)
 from personalpeft.chat.implicit_feedback import IMPLICIT_RATINGS
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_prompt, check_text
@@ -64,9 +70,7 @@ def record_implicit_feedback(
     services: Services, user: str, reply: Reply | Turn | str, event: str, train: bool | None
 ) -> str | None:
     """Implement ``User.record_implicit_feedback``, which documents the arguments."""
-    if not isinstance(event, str) or event not in IMPLICIT_RATINGS:
-        names = ", ".join(IMPLICIT_RATINGS)
-        raise InvalidInput(f"event must be one of {names}, got {event!a}.", hint=f"Give {names}.")
+    check_choice("event", event, IMPLICIT_RATINGS)
     forbids = training_payload(services, user, train)
     turn = resolve_turn(services.store, user, reply)
     if services.implicit_feedback == "off":
@@ -229,13 +233,11 @@ def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str
     newest = signal
     while newest in successors:
         newest = successors[newest]
-    if newest == signal:
-        return NotFound(f"{signal} is already retracted.", hint="Give it again to restore it.")
+    if newest in current:
+        return NotFound(f"{signal} was superseded by {newest}.", hint=f"Retract {newest} instead.")
     return NotFound(
-        f"{signal} was superseded by {newest}.",
-        hint=f"Retract {newest} instead."
-        if newest in current
-        else f"{newest} is retracted as well. Give it again to restore it.",
+        f"{signal} does not count: {newest} is retracted.",
+        hint="Give it again to restore what was retracted.",
     )
 
 

@@ -46,15 +46,13 @@ def check_layer_name(value: str) -> str:
 
 def check_skill_name(value: str) -> str:
     """Return a valid skill name, or raise ``InvalidInput``."""
-    if not isinstance(value, str) or SKILL_NAME.fullmatch(value) is None:
+    is_name = isinstance(value, str) and SKILL_NAME.fullmatch(value)
+    # Most likely the name of its layer.
+    if not is_name or value.startswith("skill."):
         raise InvalidInput(
             f"A skill's name must be 1 to 32 of a-z, 0-9, '_' and '-', got {value!a:.80}.",
-            hint="Start it with a letter or digit. Single dots may stand between.",
-        )
-    if value.startswith("skill."):
-        raise InvalidInput(
-            f"A skill's name is not the name of its layer, got {value!a}.",
-            hint=f"Leave out 'skill.': {value.removeprefix('skill.')}",
+            hint="Start it with a letter or digit, and leave out 'skill.'. Single dots may stand "
+            "between.",
         )
     return value
 

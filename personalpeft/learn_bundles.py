@@ -83,11 +83,11 @@ class _Bundle:
         return LedgerPosition(self.export.since, len(self.export.entries), self.export.chain)
 
 
-def make_bundle(
-    services: Services, user: str, layer: str | None, options: Mapping[str, Any]
-) -> bytes:
+def make_bundle(services: Services, user: str, layer: str | None, options: LearnOptions) -> bytes:
     """Implement ``User.bundle_learn``, which documents the arguments."""
     store = services.store
+    # Checked by ``LearnOptions`` here, and again where it is learned.
+    chosen = {"start": options.start, "accept": options.accept, "recipe": options.recipe}
     with store.exports.recording(user, ExportKind.LEARN_BUNDLE) as set_digest:
         export = user_export.read_user(store, user)
         index = {
@@ -95,7 +95,7 @@ def make_bundle(
             "base": services.base.digest,
             "build": _build_settings(services),
             "at": services.clock.now().isoformat(),
-            "options": {"layer": layer, **options},
+            "options": {"layer": layer, **chosen},
         }
         bundle = _pack(services, _BUNDLE, index, export.entries, _once_live(export))
         set_digest(hashlib.sha256(bundle).hexdigest())

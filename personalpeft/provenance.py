@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.choice import describe_choice
@@ -52,10 +51,13 @@ class Provenance(HasJson):
             )
             if leakage := format_leakage(revision.scores):
                 lines.append(f"    leakage: {'; '.join(leakage)}")
-            lines += _lines(part.signals)
+            lines += [_line(signal, signal.kind) for signal in part.signals]
         lines += [f"  {revision}: it was forgotten" for revision in self.forgotten]
         if self.items:
-            lines += ["  in the prompt", *_lines(self.items, lessons_as="example")]
+            lines.append("  in the prompt")
+        for item in self.items:
+            is_example = item.kind not in (SignalKind.COMMENT, SignalKind.FACT)
+            lines.append(_line(item, "example" if is_example else item.kind))
         return "\n".join(lines)
 
 
@@ -77,11 +79,5 @@ def build_provenance(store: Store, turn: Turn) -> Provenance:
     return Provenance(turn, tuple(parts), items, tuple(forgotten))
 
 
-def _lines(signals: Sequence[Signal], *, lessons_as: str = "") -> list[str]:
-    """Return a line for each signal. ``lessons_as`` replaces the kind of lessons."""
-    lines = []
-    for signal in signals:
-        is_lesson = signal.kind not in (SignalKind.COMMENT, SignalKind.FACT)
-        kind = lessons_as if lessons_as and is_lesson else signal.kind
-        lines.append(f"    {signal.id[-6:]}  {kind:<13} {excerpt(signal_text(signal))}")
-    return lines
+def _line(signal: Signal, kind: str) -> str:
+    return f"    {signal.id[-6:]}  {kind:<13} {excerpt(signal_text(signal))}"

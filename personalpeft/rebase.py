@@ -283,15 +283,15 @@ def judge_rebase(
         IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed > PROBATION_E_VALUE
         and sum(item.change for item in items) > 0
     )
-    if beyond <= margins.max_regressed * len(items) or outweighed:
-        return RebaseOutcome.PROMOTED, reason(ReasonCode.REBASE_COMPARED, **counts)
-    return RebaseOutcome.REFUSED, reason(ReasonCode.REBASE_COMPARED, **counts)
+    is_better = beyond <= margins.max_regressed * len(items) or outweighed
+    outcome = RebaseOutcome.PROMOTED if is_better else RebaseOutcome.REFUSED
+    return outcome, reason(ReasonCode.REBASE_COMPARED, **counts)
 
 
 def _leakages(services: Services, user: str, layers: Sequence[RebasedLayer]) -> list[Leakage]:
-    revisions = {each.id: each for each in services.store.catalog.revisions(user)}
-    scores = [revisions[each.after].scores for each in layers if each.after]
-    return [Leakage(**each.get("leakage", {})) for each in scores]
+    catalog = services.store.catalog
+    after = [catalog.revision(user, each.after) for each in layers if each.after]
+    return [Leakage(**each.scores.get("leakage", {})) for each in after]
 
 
 def _held_out(
@@ -333,18 +333,13 @@ def _result(item: EvalItem) -> PairedResult:
 def _record(services: Services, report: RebaseReport, heads: Mapping[str, str]) -> RebaseReport:
     """Record the verdict on the new revisions, and move the heads where it agrees."""
     catalog = services.store.catalog
-    new = [
-        catalog.revision(report.user, each.after)
-        for each in report.layers
-        if each.trained and each.after
-    ]
-    judged: list[tuple[Revision, Json]] = [
-        (
-            replace(each, verdict=report.verdict or each.verdict, reason=report.reason),
-            {"rebase": report.as_json()},
-        )
-        for each in new
-    ]
+    body = {"rebase": report.as_json()}
+    judged: list[tuple[Revision, Json]] = []
+    for each in report.layers:
+        if each.trained and each.after:
+            new = catalog.revision(report.user, each.after)
+            verdict = report.verdict or new.verdict
+            judged.append((replace(new, verdict=verdict, reason=report.reason), body))
     targets = {each.layer: each.after for each in report.layers} if report.switched else {}
     is_recorded = catalog.switch_heads(
         report.user,

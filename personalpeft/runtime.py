@@ -153,12 +153,11 @@ class Runtime(
 
         Raises ``InvalidId``, and ``NotFound`` with the nearest existing name.
         """
-        check_user_id(user_id)
         check_flags(create=create)
         if create:
             self._services.store.catalog.ensure_user(user_id)
         else:
-            self._services.store.catalog.user(user_id)
+            self._services.store.catalog.user(check_user_id(user_id))
         return User(user_id, self._services)
 
     def users(
@@ -361,9 +360,6 @@ class Runtime(
         check_types("Runtime.rebase", to=(to, str | Path))
         check_flags(accept=accept, compare_only=compare_only)
         check_functions(progress=progress, cancelled=cancelled)
-        if self._backend == "fake" and to != "fake":
-            # The fake backend reads no card, and an unknown name is an error there too.
-            find_card(to, cards=[self.settings.home / "models"])
         other = Runtime(
             self.settings,
             to,
@@ -523,7 +519,7 @@ class Runtime(
         check_functions(progress=progress)
         place = self._published_folder()
         if to is not None:
-            place = check_path("to", to).expanduser().absolute()
+            place = check_path("to", to)
         return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
@@ -623,7 +619,7 @@ class Runtime(
 
     def training_backend(self) -> TrainingBackend:
         """Return the backend of ``learning_engine``."""
-        self._services.model.keep_learning_engine()
+        self.learning_engine()
         return self._services.training_backend
 
     def backend_choice(self) -> BackendChoice:

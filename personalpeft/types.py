@@ -118,17 +118,14 @@ class Message:
 
     def to_list(self) -> list[Any]:
         """Return role, content and, if there is more, a mapping of the rest, as JSON."""
-        more: dict[str, Any] = {}
-        if self.tool_calls:
-            more["tool_calls"] = [
-                [call.name, dict(call.arguments), call.id] for call in self.tool_calls
-            ]
-        if self.tool_call_id:
-            more["tool_call_id"] = self.tool_call_id
-        if self.tools:
-            more["tools"] = [dict(tool) for tool in self.tools]
-        if self.must_call:
-            more["must_call"] = self.must_call
+        calls = [[call.name, dict(call.arguments), call.id] for call in self.tool_calls]
+        more = {
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "tools": [dict(tool) for tool in self.tools],
+            "must_call": self.must_call,
+        }
+        more = {key: value for key, value in more.items() if value}
         return [self.role, self.content, more] if more else [self.role, self.content]
 
     @staticmethod

@@ -93,6 +93,15 @@ def _same_parameters_as(
     return decorate
 
 
+def _check_layer(layer: str | None, *, needed: bool) -> None:
+    if layer is not None:
+        check_layer_name(layer)
+    elif needed:
+        raise InvalidInput(
+            "A recipe or a verifier needs a layer.", hint="Name the layer that it is for."
+        )
+
+
 RENAMED_ATTRIBUTES = {
     "digest": "activity_summary",
     "learning": "training_status",
@@ -166,14 +175,15 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
         if truncation is not None:
             check_choice("truncation", truncation, Truncation)
         if continues:
-            validation.check_continuation(messages, template)
+            validation.check_continuation(messages)
         if timeout is not None:
             check_number("timeout", timeout, 0, _MAX_TIMEOUT, above=True)
         if revision is not None and layers is not None:
             raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
-        if not template and not isinstance(prompt, str):
+        if not template and (continues or not isinstance(prompt, str)):
             raise InvalidInput(
-                "Without the template the prompt must be a string.", hint="Give one string."
+                "Without the template the prompt must be a string, and in no conversation.",
+                hint="Give one string, and leave conversation_id and replaces out.",
             )
         replaced = None if replaces is None else self.turn(replaces)
         if seed is None:
@@ -523,12 +533,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             NotFound, PluginError: As for ``practice``.
             Busy, Cancelled, ServingFailed: See ``User``. What was judged before is kept.
         """
-        if layer is not None:
-            check_layer_name(layer)
-        elif recipe is not None or verifier is not None:
-            raise InvalidInput(
-                "A recipe or a verifier needs a layer.", hint="Name the layer that it is for."
-            )
+        _check_layer(layer, needed=recipe is not None or verifier is not None)
         options = LearnOptions(
             start=start,
             seconds=seconds,
@@ -907,13 +912,8 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             InvalidInput: An argument has a wrong value.
             WeightsError, CardError: The base cannot be used.
         """
-        if layer is not None:
-            check_layer_name(layer)
-        elif recipe is not None:
-            raise InvalidInput("A recipe needs a layer.", hint="Name the layer that it is for.")
-        # Checked here, and again where it is learned.
-        checked = LearnOptions(start=start, accept=accept, recipe=recipe)
-        options = {"start": checked.start, "accept": checked.accept, "recipe": checked.recipe}
+        _check_layer(layer, needed=recipe is not None)
+        options = LearnOptions(start=start, accept=accept, recipe=recipe)
         return learn_bundles.make_bundle(self._services, self.id, layer, options)
 
     def apply_learn(self, result: bytes) -> LearnReport:

@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any
 
 from personalpeft.chat.request import (
-    add_examples,
     augment_prompt,
     check_tool_support,
     stack_with_revision,
@@ -159,18 +158,14 @@ def compare(
     engine = services.engine
     default = engine.backend.base.card.sampling
     sampling = check_sampling(default, temperature=0, max_tokens=max_tokens)
-    augmented = augment_prompt(services, user, messages, memory=memory)
-    stacks = [stack_with_revision(services, user, messages, layer, each) for each in revisions]
-    prompts = [
-        _add_fitting_examples(services, user, each, messages, augmented, sampling)
-        if memory
-        else augmented
-        for each in stacks
-    ]
-    requests = [
-        Request(user, each.messages, stack, sampling)
-        for each, stack in zip(prompts, stacks, strict=True)
-    ]
+    requests, used = [], []
+    for revision in revisions:
+        stack = stack_with_revision(services, user, messages, layer, revision)
+        augmented = AugmentedPrompt(messages, ())
+        if memory:
+            augmented = _augment_prompt(services, user, messages, stack, sampling)
+        requests.append(Request(user, augmented.messages, stack, sampling))
+        used.append(augmented.item_ids)
     replies = engine.stream(requests, cancelled=cancelled).read()
     if any(reply.finish == "cancelled" for reply in replies):
         raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
@@ -178,12 +173,14 @@ def compare(
         Answer(
             reply.text,
             revision or BASE,
-            stack,
+            request.stack,
             Usage(len(reply.prompt), len(reply.tokens)),
             reply.finish,
-            each.item_ids,
+            item_ids,
         )
-        for revision, stack, each, reply in zip(revisions, stacks, prompts, replies, strict=True)
+        for revision, request, item_ids, reply in zip(
+            revisions, requests, used, replies, strict=True
+        )
     )
     if services.clock.entropy(1)[0] & 1:
         first, second = second, first
@@ -220,18 +217,13 @@ def compare(
     return Comparison(messages[-1].content, (first, second), record_preference)
 
 
-def _add_fitting_examples(
-    services: Services,
-    user: str,
-    stack: Stack,
-    messages: tuple[Message, ...],
-    augmented: AugmentedPrompt,
-    sampling: Sampling,
+def _augment_prompt(
+    services: Services, user: str, messages: tuple[Message, ...], stack: Stack, sampling: Sampling
 ) -> AugmentedPrompt:
-    """Return the prompt with examples, as a chat has them, if it fits into the context."""
-    prompt = add_examples(services, user, stack, messages, augmented)
+    """Return the prompt as a chat has it: with examples, if they fit into the context."""
+    prompt = augment_prompt(services, user, messages, stack)
     try:
         services.engine.tokenize(Request(user, prompt.messages, stack, sampling))
     except PromptTooLong:
-        return augmented
+        return augment_prompt(services, user, messages, stack, with_examples=False)
     return prompt

@@ -19,13 +19,14 @@ from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
 from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, ToolFormat, Turn
 
-# The field of ``TurnFeedback`` for each kind, and its key in the payload.
-_FIELDS: Mapping[SignalKind, tuple[str, str]] = {
-    SignalKind.RATING: ("rating", "value"),
-    SignalKind.EDIT: ("edit", "text"),
-    SignalKind.PREFERENCE: ("preference", "text"),
-    SignalKind.REWARD: ("reward", "value"),
-}
+# Each but a comment is a field of ``TurnFeedback``.
+_FEEDBACK_KINDS = (
+    SignalKind.RATING,
+    SignalKind.EDIT,
+    SignalKind.PREFERENCE,
+    SignalKind.REWARD,
+    SignalKind.COMMENT,
+)
 
 _RECENT_TURNS = 20
 """Turns among which a reply that calls tools is looked for. Clients send its calls, not its text."""
@@ -146,28 +147,22 @@ def read_conversation(
     chain = [] if end is None else _chain(by_id, end)
     turns = tuple(store.ledger.turn(user, link.turn) for link in chain)
     newest = store.ledger.turn(user, replaces) if replaces is not None else turns[-1]
-    feedback: dict[str, TurnFeedback] = {turn.id: TurnFeedback() for turn in turns}
-    for signal in store.ledger.signals(user, kinds=[*_FIELDS, SignalKind.COMMENT]):
-        if signal.turn in feedback:
-            feedback[signal.turn] = _add_signal(feedback[signal.turn], signal)
-    return Conversation(
-        wanted,
-        turns,
-        {turn: each for turn, each in feedback.items() if each != TurnFeedback()},
-        tuple(message for message in newest.messages if message.role == "system"),
-    )
+    system = tuple(message for message in newest.messages if message.role == "system")
+    return Conversation(wanted, turns, _read_feedback(store, user, turns), system)
 
 
-def _add_signal(feedback: TurnFeedback, signal: Signal) -> TurnFeedback:
-    """Return the feedback with one more signal of the turn."""
-    payload = signal.payload
-    if signal.source != USER_SOURCE or "how" in payload:
-        return feedback
-    if signal.kind is SignalKind.COMMENT:
-        return replace(feedback, comments=(*feedback.comments, payload["text"]))
-    field, key = _FIELDS[signal.kind]
-    changes: dict[str, Any] = {field: payload[key]}
-    return replace(feedback, **changes)
+def _read_feedback(store: Store, user: str, turns: Sequence[Turn]) -> dict[str, TurnFeedback]:
+    found: dict[str, dict[str, Any]] = {turn.id: {} for turn in turns}
+    for signal in store.ledger.signals(user, kinds=_FEEDBACK_KINDS):
+        payload = signal.payload
+        if signal.turn not in found or signal.source != USER_SOURCE or "how" in payload:
+            continue
+        fields = found[signal.turn]
+        if signal.kind is SignalKind.COMMENT:
+            fields["comments"] = (*fields.get("comments", ()), payload["text"])
+        else:
+            fields[signal.kind] = payload["value"] if "value" in payload else payload["text"]
+    return {turn: TurnFeedback(**fields) for turn, fields in found.items() if fields}
 
 
 def conversation_of(store: Store, user: str, turn_id: str) -> str | None:
@@ -182,19 +177,17 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
     ``Forgotten``, and ``InvalidInput`` for a turn in no conversation or an ambiguous prefix.
     """
     links = _links(store, user)
-    # Turns in no conversation have the empty id.
-    wanted = name if name and any(link.conversation == name for link in links) else None
-    if wanted is None:
+    wanted: str | None = name
+    if all(link.conversation != name for link in links):
         try:
-            turn = store.ledger.turn(user, name).id
+            wanted = conversation_of(store, user, store.ledger.turn(user, name).id)
         except (NotFound, Forgotten):
             # A conversation is named after its first turn, which may have been erased.
-            if not any((link.conversation or "").startswith(name or " ") for link in links):
+            known = [each for each in _newest(links) if each.startswith(name)]
+            if not known:
                 raise
-            wanted = _resolve({link.conversation or "" for link in links}, user, name)
-        else:
-            wanted = next(link.conversation for link in links if link.turn == turn) or None
-    if wanted is None:
+            wanted = _resolve(known, user, name)
+    if not wanted:
         raise InvalidInput(f"{name} is in no conversation.", hint="Forget the turn alone.")
     return wanted, tuple(link.turn for link in links if link.conversation == wanted)
 
@@ -361,9 +354,11 @@ def _resolve(known: Collection[str], user: str, prefix: object) -> str:
     """Return the id of a conversation. Raises ``NotFound``, also for an ambiguous prefix."""
     if not isinstance(prefix, str) or not prefix:
         raise InvalidInput("The id of a conversation must be text.", hint="Give its id.")
+    if prefix in known:
+        return prefix
     matches = [each for each in known if each.startswith(prefix)]
-    if prefix in known or len(matches) == 1:
-        return prefix if prefix in known else matches[0]
+    if len(matches) == 1:
+        return matches[0]
     raise NotFound(
         f"{user} has no conversation {prefix!a}.",
         hint=suggest_nearest(prefix, known, what="conversation"),

@@ -30,9 +30,7 @@ def _normalize(text: str) -> str:
 
 
 def _phrases(text: str) -> frozenset[str]:
-    return frozenset(
-        _normalize(each) for line in text.split("\n") for each in line.split("|") if each.strip()
-    )
+    return frozenset(_normalize(each) for each in re.split(r"[|\n]", text) if each.strip())
 
 
 # Phrases of the languages that most people write to a model, without punctuation or case.

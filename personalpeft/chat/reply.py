@@ -207,12 +207,11 @@ class ReplyReader:
         """Yield the pieces of text, and record the reply at the end, also at an early one."""
         text: list[str] = []
         generated = 0
-        started = is_left = False
+        is_left = False
         finish: FinishReason = "cancelled"
         stop = ""
         try:
             for chunk in self.outputs:
-                started = True
                 self.on_chunk()
                 text.append(chunk.text)
                 generated += len(chunk.tokens)
@@ -236,13 +235,12 @@ class ReplyReader:
         finally:
             self.outputs.close()
             # Also when the reader leaves early: the ledger holds all text that a user has seen.
-            if started and not self.is_forked:
-                usage = Usage(self.prompt_tokens, generated)
+            if text and not self.is_forked:
                 reply = Reply(
                     "".join(text),
                     self.turn_id,
                     self.stack,
-                    usage,
+                    Usage(self.prompt_tokens, generated),
                     finish,
                     stop,
                     tuple(self.logprobs),
@@ -286,12 +284,13 @@ def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
 
 def turn_id_of(reply: Reply | Turn | str) -> str:
     """Return the id of a turn, also from its reply. Raises ``InvalidInput``."""
-    if isinstance(reply, Reply | Turn):
-        return reply.turn_id if isinstance(reply, Reply) else reply.id
-    if not isinstance(reply, str):
-        is_stream = isinstance(reply, Stream)
-        raise InvalidInput(
-            f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
-            hint="Give its reply." if is_stream else "Give what chat returned, or its turn_id.",
-        )
-    return reply
+    if isinstance(reply, Reply):
+        return reply.turn_id
+    if isinstance(reply, Turn):
+        return reply.id
+    if isinstance(reply, str):
+        return reply
+    raise InvalidInput(
+        f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
+        hint="Give what chat returned, its turn_id, or the reply of a stream.",
+    )

@@ -51,14 +51,6 @@ class ChatRequest:
     truncate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """Where a new turn goes. None starts a conversation; "" is outside of any."""
-
-    conversation_id: str | None = None
-    previous: str | None = None
-
-
 def start_stream(
     services: Services, user: str, chat: ChatRequest, cancelled: Callable[[], bool] | None
 ) -> Stream:
@@ -68,7 +60,7 @@ def start_stream(
     engine = services.engine
     # First: an item forgotten after this line may be in the reply, so the reply is not recorded.
     erasure_mark = services.store.ledger.erasure_mark(user)
-    position, prompt = _continue_conversation(services, user, chat)
+    conversation_id, previous, prompt = _continue_conversation(services, user, chat)
     stack = _select_stack(services, user, chat, prompt)
     messages, item_ids, outputs = _submit(services, user, chat, prompt, stack, cancelled)
     dropped = len(prompt) - len(messages)
@@ -86,19 +78,15 @@ def start_stream(
             finish_reason=reply.finish_reason,
             used=item_ids,
             erasure_mark=erasure_mark,
-            conversation_id=position.conversation_id,
-            previous=position.previous,
+            conversation_id=conversation_id,
+            previous=previous,
             backend=engine.backend.name,
             backend_reason=services.model.choice().reason,
         )
         # The turn is recorded, so what this raises must not fail the reply.
         with suppress(PersonalPeftError):
-            _record_implicit_feedback(services, user, chat, position, messages[-1])
-        return replace(
-            reply,
-            conversation_id=turn.conversation_id,
-            dropped_messages=dropped,
-        )
+            _record_implicit_feedback(services, user, chat.replaces, previous, messages[-1])
+        return replace(reply, conversation_id=turn.conversation_id, dropped_messages=dropped)
 
     def check_stack() -> None:
         for entry in stack.entries:
@@ -121,30 +109,33 @@ def start_stream(
 
 def _continue_conversation(
     services: Services, user: str, chat: ChatRequest
-) -> tuple[_Position, tuple[Message, ...]]:
-    """Return the place of the new turn, and the prompt with the history of its conversation."""
-    store = services.store
+) -> tuple[str | None, str | None, tuple[Message, ...]]:
+    """Return the conversation of a new turn, the turn before it, and the prompt with the history.
+
+    The conversation is None if the turn starts one, and "" if it is outside of any.
+    """
+    store, tool_format = services.store, services.base.tool_format
     if not chat.template:
-        return _Position(""), chat.messages
-    if chat.conversation_id is None and chat.replaces is None:
-        before = find_previous(store, user, chat.messages, services.base.tool_format)
+        return "", None, chat.messages
+    name = chat.conversation_id
+    if name is None and chat.replaces is None:
+        before = find_previous(store, user, chat.messages, tool_format)
         if before is None:
-            return _Position(), chat.messages
-        conversation_id = before.conversation_id or conversation_of(store, user, before.id)
-        return _Position(conversation_id, before.id), chat.messages
-    conversation_id = chat.conversation_id
-    if conversation_id is None and chat.replaces is not None:
-        conversation_id = conversation_of(store, user, chat.replaces)
-        if conversation_id is None:
+            return None, None, chat.messages
+        name = before.conversation_id or conversation_of(store, user, before.id)
+        return name, before.id, chat.messages
+    if name is None and chat.replaces is not None:
+        name = conversation_of(store, user, chat.replaces)
+        if name is None:
             raise InvalidInput(
                 f"{chat.replaces} is in no conversation.", hint="Chat without replaces."
             )
-    conversation = read_conversation(store, user, conversation_id or "", replaces=chat.replaces)
-    history = conversation.messages(services.base.tool_format)
+    conversation = read_conversation(store, user, name or "", replaces=chat.replaces)
+    history = conversation.messages(tool_format)
     system = [m for m in chat.messages if m.role == "system"] or conversation.system
     messages = [m for m in (*history, *chat.messages) if m.role != "system"]
     last = conversation.turns[-1].id if conversation.turns else None
-    return _Position(conversation.id, last), (*system, *messages)
+    return conversation.id, last, (*system, *messages)
 
 
 def _submit(
@@ -157,11 +148,11 @@ def _submit(
 ) -> tuple[tuple[Message, ...], tuple[str, ...], OutputStream]:
     """Return the messages that fit into the context, the ids of memory's items, and the output."""
     engine = services.engine
-    with_examples = chat.memory and chat.template
+    with_examples = chat.memory
     while True:
-        prompt = augment_prompt(services, user, messages, memory=chat.memory)
-        if with_examples:
-            prompt = add_examples(services, user, stack, messages, prompt)
+        prompt = AugmentedPrompt(messages, ())
+        if chat.memory:
+            prompt = augment_prompt(services, user, messages, stack, with_examples=with_examples)
         request = Request(
             user,
             prompt.messages,
@@ -187,15 +178,15 @@ def _submit(
 
 
 def _record_implicit_feedback(
-    services: Services, user: str, chat: ChatRequest, position: _Position, message: Message
+    services: Services, user: str, replaced: str | None, previous: str | None, message: Message
 ) -> None:
-    """Record the implicit feedback that a new turn gives on an earlier one."""
+    """Record the implicit feedback that a new turn gives on the one it replaces or continues."""
     if services.implicit_feedback == "off":
         return
-    if chat.replaces is not None:
-        record_implicit_feedback(services, user, chat.replaces, "regenerated", None)
-    elif position.previous is not None and message.role == "user":
-        turn = services.store.ledger.turn(user, position.previous)
+    if replaced is not None:
+        record_implicit_feedback(services, user, replaced, "regenerated", None)
+    elif previous is not None and message.role == "user":
+        turn = services.store.ledger.turn(user, previous)
         event = classify_message(message.content, turn.reply)
         if event is not None:
             record_implicit_feedback(services, user, turn, event, None)
@@ -225,9 +216,14 @@ def stack_with_revision(
 
 
 def augment_prompt(
-    services: Services, user: str, messages: tuple[Message, ...], *, memory: bool
+    services: Services,
+    user: str,
+    messages: tuple[Message, ...],
+    stack: Stack,
+    *,
+    with_examples: bool = True,
 ) -> AugmentedPrompt:
-    """Return the messages with the user's rules and relevant facts.
+    """Return the messages with the user's rules, relevant facts, and examples of the style.
 
     What layers have learned stays in the prompt: a user who stated a rule may rely on it, and the
     lookup of facts understands more wordings than a layer.
@@ -236,43 +232,23 @@ def augment_prompt(
         services: The wired parts.
         user: The user.
         messages: The prompt.
-        memory: Whether to add anything.
+        stack: What answers. Without a style there are no examples.
+        with_examples: Whether to add examples.
     """
-    if not memory:
-        return AugmentedPrompt(messages, ())
     backend = services.engine.backend
-    return services.memory.add_to_prompt(
+    prompt = services.memory.add_to_prompt(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
         count_tokens=lambda text: len(backend.encode(text)),
         system=backend.base.card.system,
     )
-
-
-def add_examples(
-    services: Services,
-    user: str,
-    stack: Stack,
-    messages: tuple[Message, ...],
-    prompt: AugmentedPrompt,
-) -> AugmentedPrompt:
-    """Return an augmented prompt with examples of the style, if that is attached.
-
-    Args:
-        services: The wired parts.
-        user: The user.
-        stack: What answers.
-        messages: The messages without what was added.
-        prompt: The augmented messages. Beside demonstrations of a fact no examples are added.
-    """
-    if prompt.demonstrated:
-        return prompt
-    if stack.style is None:
+    # Beside demonstrations of a fact no examples are added.
+    if not with_examples or stack.style is None or prompt.demonstrated:
         return prompt
     examples = services.examples.select(user, stack.style.revision, messages)
     turns = [turn for each in examples for turn in each.turns]
-    if not is_short(turns, services.engine.backend):
+    if not is_short(turns, backend):
         return prompt
     *before, request = prompt.messages
     return AugmentedPrompt(

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, cast, get_args
 
 from personalpeft.arguments import check_number
 from personalpeft.errors import InvalidInput, suggest_nearest
@@ -68,33 +68,31 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         raise InvalidInput(
             f"tools must be a list of at most {MAX_TOOLS}.", hint="Give fewer, in a list."
         )
-    names = []
     for number, tool in enumerate(tools, 1):
-        match tool:
-            case {"type": "function", "function": {"name": str(name)}} if TOOL_NAME.fullmatch(name):
-                names.append(name)
-            case _:
-                raise InvalidInput(
-                    f"Tool {number} must be a function with a valid name.",
-                    hint="Give {'type': 'function', 'function': {'name': …}}, the name of letters, "
-                    "digits, '_', '-' and '.'.",
-                )
-        function = tool["function"]
-        parameters = function.get("parameters") or {}
-        if (
-            not isinstance(function.get("description") or "", str)
-            or not isinstance(parameters, Mapping)
-            # Chat templates read it as an object.
-            or not isinstance(parameters.get("properties") or {}, Mapping)
-        ):
+        if not _is_tool(tool):
             raise InvalidInput(
-                f"The description of tool {number} must be text, and its parameters and their "
-                "properties objects.",
-                hint="Give the parameters as a JSON Schema.",
+                f"Tool {number} must be a function with a valid name, a text as its description, "
+                "and objects as its parameters and their properties.",
+                hint="Give {'type': 'function', 'function': {'name': …, 'parameters': …}}: the name "
+                "of letters, digits, '_', '-' and '.', the parameters as a JSON Schema.",
             )
-    if len(set(names)) < len(names):
+    if len({tool["function"]["name"] for tool in tools}) < len(tools):
         raise InvalidInput("Two tools have the same name.", hint="Rename one of them.")
     return tuple(_check_json(tool, what=f"tool {number}") for number, tool in enumerate(tools, 1))
+
+
+def _is_tool(tool: Tool) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name), **rest}}:
+            parameters = rest.get("parameters") or {}
+            return (
+                TOOL_NAME.fullmatch(name) is not None
+                and isinstance(rest.get("description") or "", str)
+                and isinstance(parameters, Mapping)
+                # Chat templates read it as an object.
+                and isinstance(parameters.get("properties") or {}, Mapping)
+            )
+    return False
 
 
 def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
@@ -122,13 +120,16 @@ def attach_tools(
     return (*messages[:-1], replace(messages[-1], tools=tools, must_call=must_call))
 
 
-def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+def check_text(
+    text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH, is_plain: bool = False
+) -> str:
     """Return ``text`` if it is a visible, storable string.
 
     Args:
         text: What to check.
         what: Its name in the message, as in "prompt".
         max_length: The most characters that it may have.
+        is_plain: Whether tabs and line ends are the only control characters that it may have.
 
     Raises:
         InvalidInput: It is not.
@@ -145,7 +146,12 @@ def check_text(text: object, *, what: str, max_length: int = MAX_TEXT_LENGTH) ->
             hint="Shorten it.",
         )
     for character in text:
-        if character == "\0" or 0xD800 <= ord(character) <= 0xDFFF:
+        is_control = is_plain and unicodedata.category(character) == "Cc"
+        if (
+            character == "\0"
+            or 0xD800 <= ord(character) <= 0xDFFF
+            or (is_control and character not in "\t\n\r")
+        ):
             raise InvalidInput(
                 f"The {what} contains U+{ord(character):04X}, which is not text.",
                 hint="Send plain text.",
@@ -182,12 +188,8 @@ def check_sampling(
     return sampling
 
 
-def check_continuation(messages: Sequence[Message], template: bool) -> None:
+def check_continuation(messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` unless messages can be added to a stored conversation."""
-    if not template:
-        raise InvalidInput(
-            "A conversation needs the template.", hint="Leave conversation_id and replaces out."
-        )
     if any(message.role == "assistant" for message in messages):
         raise InvalidInput(
             "The history of a conversation is added by itself.",
@@ -201,7 +203,7 @@ def _message(number: int, value: object) -> Message:
         data = {field.name: getattr(value, field.name) for field in fields(value)}
     role, content, call_id = data.get("role"), data.get("content"), data.get("tool_call_id") or ""
     listed = data.get("tool_calls") or ()
-    if not isinstance(listed, list | tuple) or len(listed) > MAX_TOOLS:
+    if not _is_call_id(call_id) or not isinstance(listed, list | tuple) or len(listed) > MAX_TOOLS:
         raise _invalid_call(number)
     calls = tuple(_call(number, each) for each in listed)
     # Tools inside a message exist only in our own type; a mapping offers them beside the prompt.
@@ -210,11 +212,9 @@ def _message(number: int, value: object) -> Message:
     if content is None and calls:
         content = ""
     if role not in _ROLES or not isinstance(content, str):
-        wrong = f"the role {role!a:.40}"
-        if role in _ROLES:
-            wrong = f"content that is no text: {type(content).__name__}"
+        kind = type(content).__name__
         raise InvalidInput(
-            f"Message {number} has {wrong}.",
+            f"Message {number} has an invalid role or content: {role!a:.40}, {kind}.",
             hint=f"Give {{'role': one of {', '.join(_ROLES)}, 'content': text}}.",
         )
     if (calls and role != "assistant") or (call_id and role != "tool"):
@@ -225,8 +225,6 @@ def _message(number: int, value: object) -> Message:
     if content:
         # With a full stop, since a message may be blank.
         check_text(content + ".", what=f"content of message {number}")
-    if not isinstance(call_id, str) or not _CALL_ID.fullmatch(call_id):
-        raise _invalid_call(number)
     return Message(cast(Role, role), content, calls, call_id, tools, must_call)
 
 
@@ -243,12 +241,18 @@ def _call(number: int, value: object) -> ToolCall:
                     arguments = parse_strict_json(arguments or "{}")
         case _:
             raise _invalid_call(number)
-    if not isinstance(arguments, Mapping) or not isinstance(call_id, str):
-        raise _invalid_call(number)
-    if not TOOL_NAME.fullmatch(name) or not _CALL_ID.fullmatch(call_id):
+    if (
+        not _is_call_id(call_id)
+        or not isinstance(arguments, Mapping)
+        or not TOOL_NAME.fullmatch(name)
+    ):
         raise _invalid_call(number)
     _check_json(arguments, what=f"call of message {number}")
     return ToolCall(name, arguments, call_id)
+
+
+def _is_call_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _CALL_ID.fullmatch(value) is not None
 
 
 def _invalid_call(number: int) -> InvalidInput:

@@ -6,7 +6,6 @@ never exceeds the budget. The same ledger and messages give the same prompt.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
@@ -66,14 +65,7 @@ def check_item_text(text: object, *, what: str) -> str:
     Of control characters only tabs and line ends are allowed. ``what`` names it in the message.
     """
     text = text.strip() if isinstance(text, str) else text
-    checked = check_text(text, what=what, max_length=MAX_ITEM_LENGTH)
-    for character in checked:
-        if unicodedata.category(character) == "Cc" and character not in "\t\n\r":
-            raise InvalidInput(
-                f"The {what} contains the control character U+{ord(character):04X}.",
-                hint="Send plain text.",
-            )
-    return checked
+    return check_text(text, what=what, max_length=MAX_ITEM_LENGTH, is_plain=True)
 
 
 def check_fact_questions(questions: Sequence[str], answer: str | None) -> dict[str, Any]:

@@ -81,7 +81,10 @@ class PromptItems:
         """
         added = tuple(messages)
         if self.facts:
-            added = _add_facts(added, self._facts_block, self._demonstrations)
+            last = max(at for at, message in enumerate(added) if message.role == "user")
+            text = _before_question(self._facts_block, added[last].content)
+            asked = replace(added[last], content=text)
+            added = (*added[:last], *self._demonstrations, asked, *added[last + 1 :])
         return _add_system_text(added, _rules_block(self.rules), system) if self.rules else added
 
 
@@ -91,7 +94,6 @@ def quote_line(text: str) -> str:
     return '"' + " ".join(line.split()).replace('"', "'") + '"'
 
 
-@cache
 def load_demonstrations(language: str) -> tuple[FewShotExample, ...]:
     """Return the demonstrations in a language, none if it has none."""
     text = (resources.files(__package__) / "demonstrations.toml").read_text("utf-8")
@@ -123,16 +125,6 @@ def _facts_block(facts: Sequence[str]) -> str:
 
 def _before_question(facts: str, question: str) -> str:
     return f"{facts}\n\n{question}"
-
-
-def _add_facts(
-    messages: tuple[Message, ...], facts: str, demonstrations: tuple[Message, ...]
-) -> tuple[Message, ...]:
-    """Return the messages with demonstrations and facts before the last question."""
-    last = max(at for at, message in enumerate(messages) if message.role == "user")
-    question = messages[last]
-    asked = replace(question, content=_before_question(facts, question.content))
-    return (*messages[:last], *demonstrations, asked, *messages[last + 1 :])
 
 
 def _add_system_text(

@@ -71,9 +71,8 @@ class ReasoningGym:
                 hint=suggest_nearest(self._name, DATASETS, what="family"),
             )
         if self._name in _RUNS_REPLY + _UNLIMITED:
-            danger = "runs the reply as Python" if self._name in _RUNS_REPLY else "may never end"
             raise InvalidInput(
-                f"The family {self._name} is not offered: its scorer {danger}.",
+                f"The family {self._name} is not offered: its scorer is not safe.",
                 hint=f"Choose another family than {', '.join(_RUNS_REPLY + _UNLIMITED)}.",
             )
         self._settings = dict(_setting(text) for text in settings)
