@@ -25,10 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 
-from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import Lesson, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import normalize, superseded_facts
@@ -443,21 +441,18 @@ def _replace_taught_tests(
 
     Facts that are not current count, since the live revision may have been trained on them.
     """
-
-    def question(messages: Sequence[Message]) -> str:
-        return normalize(messages[-1].content)
-
-    facts = [fact for fact in former if fact.kind is SignalKind.FACT]
+    lessons = [lesson for each in assignments for lesson in each.extra_examples]
+    for each in former:
+        if each.kind is SignalKind.FACT:
+            lessons += fact_lessons(each, ())
     taught: dict[str, set[str]] = {}
-    for lesson in chain(
-        *(fact_lessons(fact, ()) for fact in facts), *(each.extra_examples for each in assignments)
-    ):
+    for lesson in lessons:
         if not lesson.is_test:
-            taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
+            taught.setdefault(normalize(lesson.question), set()).add(lesson.signal)
 
     def untaught(lesson: Lesson) -> Lesson:
-        others = taught.get(question(lesson.messages), set()) - {lesson.signal}
-        return as_test(lesson) if lesson.is_test and others else lesson
+        others = taught.get(normalize(lesson.question), set()) - {lesson.signal}
+        return lesson.as_test() if lesson.is_test and others else lesson
 
     return [
         replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))
@@ -474,25 +469,22 @@ def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
 
     Likes of replies in the old style go too, and earlier dislikes of replies in the new one.
     """
-    style = {
-        number: each.lesson
+    written = [
+        (number, each.lesson.prompt_response)
         for number, each in enumerate(assignments)
-        if each.layer == "style" and each.lesson is not None and each.lesson.chosen
-    }
-    written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = find_style_change(tuple(style[number].prompt_response for number in written))
+        if each.layer == "style" and each.lesson is not None
+        if each.lesson.chosen and each.lesson.kind is not SignalKind.RATING
+    ]
+    change = find_style_change(tuple(example for _, example in written))
     if change is None:
         return assignments
-    first = written[change.index]
+    first, _ = written[change.index]
     since = assignments[first].signal.id
     settled = list(assignments)
-    disliked = {
-        number: each.lesson
-        for number, each in enumerate(assignments[:first])
-        if each.layer == "style" and each.lesson is not None and not each.lesson.chosen
-    }
-    for number, lesson in (style | disliked).items():
-        is_older = number < first
+    for number, each in enumerate(assignments):
+        lesson, is_older = each.lesson, number < first
+        if lesson is None or each.layer != "style" or not (lesson.chosen or is_older):
+            continue
         # A reply in the new style is no longer disliked for it.
         if change.matches(lesson.chosen or lesson.rejected or "") is bool(lesson.chosen):
             continue
@@ -500,7 +492,7 @@ def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
             # Without ``superseded_by``: a lesson that supersedes a held-out one is held out too.
             # The new style must not be held out for the old one.
             code = ReasonCode.STYLE_CHANGED_SINCE if is_older else ReasonCode.STYLE_CHANGED_BEFORE
-            settled[number] = _unused(assignments[number].signal, code, since=since)
+            settled[number] = _unused(each.signal, code, since=since)
     return settled
 
 

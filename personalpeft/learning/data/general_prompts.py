@@ -30,6 +30,7 @@ import numpy as np
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
+from personalpeft.memory.languages import find_language
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import contains_phrase, split_tokens, split_words
 from personalpeft.types import Message, Sampling, canonical_digest
@@ -53,6 +54,7 @@ _MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
 _CAPITAL_WORDS = frozenset({"I", "I'm", "I've", "I'd", "I'll"})
+_SENTENCE_ENDS = ".!?…。！？｡।॥؟۔።"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,6 @@ def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
             for language, each in zip(languages, prompts[1:], strict=True)
         },
     )
-
-
-def general_prompts() -> tuple[str, ...]:
-    """Return the general questions in English that have one right answer."""
-    return load_general_prompts().questions
 
 
 def probe_questions() -> tuple[str, ...]:
@@ -263,22 +260,62 @@ def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
     return tuple(relations)
 
 
-def forms_digest(languages: tuple[str, ...] = ()) -> str:
-    """Return the digest of the bank in English and some other languages."""
-    texts = [_read_forms(language) for language in ("", *languages)]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()
+@dataclass(frozen=True, slots=True)
+class QuestionTemplate:
+    """Text around a question: ``first`` is the question as a sentence begins, ``later`` continues.
+
+    ``english`` is for English questions. ``other`` is for all others, without words or in their
+    language.
+    """
+
+    english: str
+    other: str
+
+    def fill(self, question: str) -> str:
+        """Return the template with a question in it."""
+        if not _is_english(question):
+            return self.other.format(first=question)
+        # Without a question mark the rest of the template would read as part of the question.
+        question = question if question[-1] in _SENTENCE_ENDS else f"{question}?"
+        # A name keeps its capital: forms begin with other words.
+        begins_form = question.split(maxsplit=1)[0] in _first_words()
+        later = question[:1].lower() + question[1:] if begins_form else question
+        return self.english.format(first=question, later=later)
 
 
-def is_in_bank_language(text: str) -> bool:
-    """Return whether more than half of a text's words are words of the bank's forms."""
-    words = split_words(text.casefold())
-    return 2 * sum(word in _words() for word in words) > len(words)
+PARAPHRASE_TEMPLATES = (
+    QuestionTemplate("Can you tell me: {later}", "… {first}"),
+    QuestionTemplate("I forgot. {first}", "– {first}"),
+    QuestionTemplate("Quick question: {later}", "({first})"),
+    QuestionTemplate("Remind me, {later}", "{first} …"),
+    QuestionTemplate("{first} Please tell me.", "~ {first}"),
+    QuestionTemplate("Do you know {later}", "* {first}"),
+    QuestionTemplate("Hey, {later}", "! {first}"),
+    QuestionTemplate("Please answer this: {first}", '"{first}"'),
+    QuestionTemplate("One thing: {later}", "> {first}"),
+)
+
+TEST_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
+"""It judges facts. Nothing is trained on it."""
 
 
-def begins_form(question: str) -> bool:
-    """Return whether forms begin with a question's first word, and it has a capital only there."""
-    first = question.split(maxsplit=1)[:1]
-    return bool(first) and first[0] in _first_words()
+def question_templates(
+    question: str, by_language: Mapping[str, Sequence[str]]
+) -> Sequence[QuestionTemplate]:
+    """Return the templates of a question. ``by_language``: ``GeneralPrompts.templates``."""
+    if not by_language or _is_english(question):
+        return PARAPHRASE_TEMPLATES
+    texts = by_language.get(find_language(question), ())
+    others = (QuestionTemplate("", text.replace("{question}", "{first}")) for text in texts)
+    return (*PARAPHRASE_TEMPLATES, *others)
+
+
+def paraphrases_digest(languages: tuple[str, ...]) -> str:
+    """Return the digest of templates and question forms, which decide what is trained on."""
+    templates = (*PARAPHRASE_TEMPLATES, TEST_TEMPLATE)
+    texts = [text for each in templates for text in (each.english, each.other)]
+    forms = "".join(map(_read_forms, ("", *languages)))
+    return canonical_digest([*texts, hashlib.sha256(forms.encode()).hexdigest()])
 
 
 class QuestionBank:
@@ -355,6 +392,12 @@ def _text_between(before: str, after: str, text: str) -> str | None:
         return None
     subject = text[len(before) : end]
     return None if "\n" in subject else subject
+
+
+def _is_english(text: str) -> bool:
+    """Return whether more than half of a text's words are words of the English forms."""
+    words = split_words(text.casefold())
+    return 2 * sum(word in _words() for word in words) > len(words)
 
 
 @cache

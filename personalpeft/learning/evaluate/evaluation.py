@@ -16,8 +16,7 @@ from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
-from personalpeft.learning.data.general_replies import few_shot_messages
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,

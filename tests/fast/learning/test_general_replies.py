@@ -14,17 +14,14 @@ from hypothesis import strategies as st
 from runtime_makers import ask, open_runtime
 
 from personalpeft import User
-from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_prompts import load_general_prompts
-from personalpeft.learning.data.general_replies import (
-    MAX_EXAMPLES,
+from personalpeft.learning.data.batching import (
     GeneralReplies,
-    few_shot_messages,
+    build_batches,
     is_usable,
-    reply_limit,
     similar_prompts,
 )
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.general_prompts import load_general_prompts
+from personalpeft.learning.data.lesson import MAX_EXAMPLES, Lesson, few_shot_messages
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import loop
 from personalpeft.learning.train.losses import ContextDistillationLoss
@@ -122,8 +119,7 @@ def test_few_shot_prompt_has_as_many_examples_as_fit(lengths: list[int], room: i
 
 
 def test_truncated_or_repetitive_replies_are_not_trained_on() -> None:
-    lessons = [lesson(1, chosen="One two three.")]
-    limit = reply_limit(lessons, count_words, 100)
+    lessons, limit = [lesson(1, chosen="One two three.")], 8
     assert is_usable("Four five.", lessons, 2, limit)
     assert not is_usable("Four five", lessons, limit, limit)
     assert not is_usable(" One two three. ", lessons, 3, limit)
