@@ -51,16 +51,12 @@ from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.loop import (
-    PracticePlan,
-    RLLoop,
-    allow_regressions,
-    map_practice_errors,
-)
+from personalpeft.learning.rl.loop import PracticePlan, RLLoop, allow_regressions
 from personalpeft.learning.train.loop import (
     CheckpointStore,
     LoopControl,
     TrainResult,
+    map_training_errors,
     open_session,
     train_plans,
 )
@@ -206,7 +202,7 @@ class TrainingPipeline:
             self._show("Practicing", 1, min(1.0, max(done, spent)))
 
         checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
-        with map_practice_errors():
+        with map_training_errors():
             session = open_session(self.services, plan)
         with closing(session):
             engine = self.services.learning_engine

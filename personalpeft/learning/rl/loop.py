@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from personalpeft.backends.base import Continuation, Session
-from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.candidate import build_adapter
@@ -28,11 +27,13 @@ from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import (
+    STORED_STATE,
     PolicyGradientLoss,
     RLState,
     RolloutGroup,
     StepLosses,
     compute_advantages,
+    count_passed,
     derive_seed,
     is_eval_task,
     sample_rollouts,
@@ -43,6 +44,7 @@ from personalpeft.learning.train.loop import (
     CheckpointStore,
     LoopControl,
     encode_checkpoint,
+    map_training_errors,
     restore_checkpoint,
 )
 from personalpeft.learning.train.losses import SFTLoss
@@ -282,95 +284,81 @@ class RLLoop:
         Returns the state at the end. At least one round is sampled and one of its steps made,
         whatever the budget.
         """
-        digest = self.plan.inputs_digest
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, digest)
+        plan, config = self.plan, self.plan.config
+        progress = restore_checkpoint(self.checkpoints.load(), self.session, plan.inputs_digest)
         if progress is not None:
-            self.state = RLState.from_json(progress)
-        state, rounds = self.state, self.plan.config.rounds
+            self.state = STORED_STATE.validate_python(progress)
+        state = self.state
         self._steps_before = state.steps
         while True:
             while state.pending and not (state.steps and self._is_budget_spent()):
                 self._train_step()
-            self.control.progress(state.rounds / rounds)
-            if state.rounds >= rounds or (state.rounds and self._is_budget_spent()):
+            self.control.progress(state.rounds / config.rounds)
+            if state.rounds >= config.rounds or (state.rounds and self._is_budget_spent()):
                 return state
             self._wait()
-            seed = derive_seed("choice", self.plan.config.seed, self.plan.data_digest, state.rounds)
-            rng = random.Random(seed)
-            tasks = self._select_tasks(rng)
+            rng = random.Random(derive_seed("choice", config.seed, plan.data_digest, state.rounds))
+            tasks = select_tasks(
+                plan.train_tasks,
+                state.posteriors,
+                config.prompts_per_round,
+                rng,
+                train_on_solved=plan.shaping is not None and plan.shaping.train_on_solved,
+            )
             if not tasks:
                 return state
             groups = self._sample(tasks)
-            state.record_round(groups)
-            state.pending = self._plan_steps(groups, rng)
+            state.record_round(tasks, groups)
+            if plan.samples_rejections(state.rounds):
+                state.pending = rejection_sampling(state.passed, config, rng)
+            else:
+                batch = self._policy_gradient(groups)
+                state.pending = (batch,) if batch else ()
             self._save()
 
     def _train_step(self) -> None:
         self._wait()
-        plan, batch = self.plan, self.state.pending[0]
-        is_rejection = plan.samples_rejections(self.state.rounds)
-        config = plan.config
+        config, batch = self.plan.config, self.state.pending[0]
+        is_rejection = self.plan.samples_rejections(self.state.rounds)
         rate = config.rejection_learning_rate if is_rejection else config.learning_rate
-        with map_practice_errors():
+        with map_training_errors():
             self.session.precompute_ref_log_probs(batch)
             self.session.step(batch, rate)
         self.state.record_step()
         self._save()
 
-    def _select_tasks(self, rng: random.Random) -> tuple[Task, ...]:
-        plan = self.plan
-        return select_tasks(
-            plan.train_tasks,
-            self.state.posteriors,
-            plan.config.prompts_per_round,
-            rng,
-            train_on_solved=plan.shaping is not None and plan.shaping.train_on_solved,
-        )
-
-    def _sample(self, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
+    def _sample(self, tasks: Sequence[Task]) -> list[RolloutGroup]:
         """Return replies of the layer as it is now."""
-        plan = self.plan
-        if not self.state.steps:
-            start = plan.stack_with(plan.parent.digest) if plan.parent else plan.live
-            return self._sample_from(start, tasks)
-        adapter = build_adapter(plan, self.session.weights())
-        with self.engine.temporary_adapter(adapter) as digest:
-            return self._sample_from(plan.stack_with(digest), tasks)
-
-    def _sample_from(self, stack: Stack, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
-        config = self.plan.config
+        plan, config = self.plan, self.plan.config
         seed = derive_seed("reply", config.seed, self.state.rounds)
         sampling = Sampling(config.temperature, 1.0, config.max_completion_length, seed)
-        return sample_rollouts(
-            self.engine,
-            [(task, self.plan.request(task, stack, sampling)) for task in tasks],
-            self.plan.verifier,
-            num_generations=config.num_generations,
-            cancelled=self.control.cancelled,
-            paused=self.control.paused,
-        )
-
-    def _plan_steps(
-        self, groups: Sequence[RolloutGroup], rng: random.Random
-    ) -> tuple[StepLosses, ...]:
-        """Return the steps of the round that was just sampled."""
-        if self.plan.samples_rejections(self.state.rounds):
-            return rejection_sampling(self.state.passed, self.plan.config, rng)
-        batch = self._policy_gradient(groups)
-        return (batch,) if batch else ()
+        with ExitStack() as attached:
+            digest = plan.parent.digest if plan.parent else None
+            if self.state.steps:
+                adapter = build_adapter(plan, self.session.weights())
+                digest = attached.enter_context(self.engine.temporary_adapter(adapter))
+            stack = plan.stack_with(digest) if digest else plan.live
+            return sample_rollouts(
+                self.engine,
+                [(task, plan.request(task, stack, sampling)) for task in tasks],
+                plan.verifier,
+                num_generations=config.num_generations,
+                cancelled=self.control.cancelled,
+                paused=self.control.paused,
+            )
 
     def _policy_gradient(self, groups: Sequence[RolloutGroup]) -> StepLosses:
         """Return one loss for each reply whose advantage is not 0."""
         config, shaping = self.plan.config, self.plan.shaping
         used: list[tuple[Continuation, float]] = []
         for group in groups:
-            rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+            rewards = [dict(rollout.rewards) for rollout in group]
             if shaping is not None:
-                attempts = [rollout.attempt for rollout in group.rollouts]
-                shaped = shaping.shape(attempts, group.pass_rate)
+                attempts = [rollout.attempt for rollout in group]
+                shaped = shaping.shape(attempts, count_passed(group) / len(group))
                 for each, reward in zip(rewards, shaped, strict=True):
                     each[RIGHT] = reward
-            advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+            advantages = zip(group, compute_advantages(rewards), strict=True)
             used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
         return tuple(
             PolicyGradientLoss(
@@ -389,11 +377,10 @@ class RLLoop:
         return (limit is not None and made >= limit) or self.control.out_of_time()
 
     def _save(self) -> None:
-        with map_practice_errors():
+        with map_training_errors():
             session_state = self.session.state()
-        self.checkpoints.save(
-            encode_checkpoint(session_state, self.plan.inputs_digest, self.state.to_json())
-        )
+        progress = STORED_STATE.dump_python(self.state, mode="json")
+        self.checkpoints.save(encode_checkpoint(session_state, self.plan.inputs_digest, progress))
 
 
 def rejection_sampling(
@@ -413,13 +400,3 @@ def rejection_sampling(
     size = min(config.batch_size, len(passed))
     batches = [rng.sample(passed, size) for _ in range(config.rejection_steps)]
     return tuple(tuple(SFTLoss(reply, 1 / size) for reply in batch) for batch in batches)
-
-
-def map_practice_errors() -> AbstractContextManager[None]:
-    """Return a context in which an error of the model becomes ``ServingFailed``."""
-    return map_model_errors(
-        "The model failed during practice.",
-        hint=f"See the log. {RESUME_HINT}",
-        memory_hint="Free memory and practice again, which goes on from what was done. A smaller"
-        " batch_size or num_generations under [practice] in the base's card takes less.",
-    )

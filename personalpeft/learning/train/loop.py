@@ -57,14 +57,6 @@ CHECKPOINT_SECONDS = 5.0
 """Time from one checkpoint to the next. Writing one takes the time of a processor from the steps: on
 the default base a tenth of it where each step of half a second had one."""
 
-_FAILED = "The model failed during training."
-_RETRY = "See the log. The next learn resumes from the last checkpoint."
-_LESS_MEMORY = (
-    "Free memory and learn again, which resumes from the last checkpoint. A smaller batch_size or"
-    " rank under [learning] in the base's card takes less."
-)
-
-
 SessionState = Mapping[str, npt.NDArray[np.float32]]
 TrainStep = Callable[
     [Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]
@@ -191,7 +183,7 @@ def train(
                     del active[name]
             if not active:
                 return results
-            with _map_model_errors():
+            with map_training_errors():
                 losses = train_step(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
@@ -273,8 +265,15 @@ def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
     job.checkpoints.save(encode_checkpoint(state, job.inputs_digest, {"step": step}))
 
 
-def _map_model_errors() -> AbstractContextManager[None]:
-    return map_model_errors(_FAILED, hint=_RETRY, memory_hint=_LESS_MEMORY)
+def map_training_errors() -> AbstractContextManager[None]:
+    """Return a context in which an error of the model becomes ``ServingFailed``."""
+    return map_model_errors(
+        "The model failed during training.",
+        hint="See the log. The next learn or practice resumes from the last checkpoint.",
+        memory_hint="Free memory and try again, which resumes from the last checkpoint. A smaller"
+        " rank or batch_size under [learning], or num_generations under [practice], in the base's"
+        " card takes less.",
+    )
 
 
 def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
@@ -283,7 +282,7 @@ def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
     ``ServingFailed`` is raised: the group may be too large for the memory there is.
     """
     try:
-        with _map_model_errors():
+        with map_training_errors():
             return act()
     except ServingFailed:
         raise
