@@ -94,8 +94,7 @@ def load_assignments(
         NotFound: There is no such user.
     """
     signals = store.ledger.signals(user, until=until)
-    facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
-    turns = _load_fact_turns(store.ledger, user, facts, until)
+    turns = _load_fact_turns(store.ledger, user, signals, until)
     continued = store.ledger.continued(user, [each.id for each in turns], until=until)
     # Former ones count too: a reply does not lose a fact by its retraction.
     former = store.ledger.signals(user, kinds=PROMPT_KINDS, current=False, until=until)
@@ -203,12 +202,13 @@ def scrub_assignments(
 
 
 def _load_fact_turns(
-    ledger: Ledger, user: str, facts: Sequence[Signal], until: int | None
+    ledger: Ledger, user: str, signals: Sequence[Signal], until: int | None
 ) -> tuple[Turn, ...]:
     """Return the turns that used facts without a stated answer, and the newest, oldest first.
 
     The newest turn shows whether a conversation went on after a fact was used.
     """
+    facts = (signal for signal in signals if signal.kind is SignalKind.FACT)
     bare = [fact.id for fact in facts if not fact.payload.get("answer")]
     if not bare:
         return ()

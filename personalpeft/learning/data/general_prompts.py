@@ -112,9 +112,11 @@ class GeneralPrompts:
         return (*self.questions, *self.everyday_prompts)
 
 
+@cache
 def prompt_languages() -> tuple[str, ...]:
-    """Return the languages other than English that have general prompts, as ISO 639-1 codes."""
-    return _languages_of("prompts")
+    """Return the languages other than English, as ISO 639-1 codes. All have question forms too."""
+    files = (resources.files(__package__) / "prompts").iterdir()
+    return tuple(sorted(each.name.removesuffix(".toml") for each in files))
 
 
 @cache
@@ -235,11 +237,6 @@ class QuestionForms:
     unanswerable: tuple[UnanswerablePrompt, ...] = ()
 
 
-def form_languages() -> tuple[str, ...]:
-    """Return the languages other than English that have relations, as ISO 639-1 codes."""
-    return _languages_of("forms")
-
-
 @cache
 def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
     """Return the relations in English, and then those in some other languages."""
@@ -255,7 +252,7 @@ def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
                 others=tuple(each.get("others", ())),
                 refusal=refusal,
             )
-            for each in tomllib.loads(_read_forms(language)).get("relations", ())
+            for each in tomllib.loads(_read_forms(language))["relations"]
         ]
     return tuple(relations)
 
@@ -353,20 +350,19 @@ class QuestionBank:
     def _nearest(self, text: str, question: str) -> tuple[Relation, str] | None:
         """Return the relation of a fact and what fills the slot of its forms."""
         text_vector, question_vector = self._embedder.embed([text, question])
-        best: tuple[float, Relation, str] | None = None
+        found: list[tuple[float, Relation, str]] = []
         for relation, (statements, questions) in zip(
             self._relations, self._descriptions, strict=True
         ):
-            match = relation.match(question)
-            if match is None:
-                continue
-            words, subject = match
-            similarity = (
-                float(np.max(statements @ text_vector) + np.max(questions @ question_vector)) / 2
-            )
-            score = similarity + _WORD_BONUS * words
-            if similarity >= _MIN_SIMILARITY and (best is None or score > best[0]):
-                best = score, relation, subject
+            if match := relation.match(question):
+                words, subject = match
+                similarity = (
+                    float(np.max(statements @ text_vector) + np.max(questions @ question_vector))
+                    / 2
+                )
+                if similarity >= _MIN_SIMILARITY:
+                    found.append((similarity + _WORD_BONUS * words, relation, subject))
+        best = max(found, key=lambda each: each[0], default=None)
         return best and best[1:]
 
     @cached_property
@@ -413,16 +409,8 @@ def _first_words() -> frozenset[str]:
 
 
 def _read_forms(language: str) -> str:
-    """Return the file of a language, of English where it is empty. Empty if it has none."""
-    if not language:
-        return _read("question_forms.toml")
-    return _read("forms", f"{language}.toml") if language in form_languages() else ""
-
-
-@cache
-def _languages_of(folder: str) -> tuple[str, ...]:
-    files = (resources.files(__package__) / folder).iterdir()
-    return tuple(sorted(each.name.removesuffix(".toml") for each in files))
+    """Return the file of a language, of English where it is empty."""
+    return _read("forms", f"{language}.toml") if language else _read("question_forms.toml")
 
 
 @cache

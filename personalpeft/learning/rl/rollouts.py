@@ -245,8 +245,6 @@ def compute_advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, .
 
     All replies have rewards of the same names.
     """
-    if not rewards:
-        return ()
     columns = [_normalise([each[name] for each in rewards]) for name in rewards[0]]
     return tuple(sum(column) for column in zip(*columns, strict=True))
 

@@ -86,23 +86,33 @@ class CardConfig(BaseModel):
             warnings.warn(
                 f"{key} in [{table}] of the card {card} {note}", DeprecationWarning, stacklevel=2
             )
-        keys = {renamed.get(key, key): key for key in values if key not in cls.REMOVED_NAMES}
+        named = {renamed.get(k, k): v for k, v in values.items() if k not in cls.REMOVED_NAMES}
+        return cls.check_fields(named, f"The table [{table}] of the card {card}", CardError)
+
+    @classmethod
+    def check_fields(
+        cls, values: Mapping[str, Any], source: str, error: type[CardError | InvalidInput]
+    ) -> dict[str, Any]:
+        """Return the fields that some values set, checked.
+
+        Args:
+            values: The values by field name.
+            source: Where they are from, for the error.
+            error: What to raise where a field is unknown or has a wrong value.
+        """
         try:
-            known = cls.model_validate({name: values[key] for name, key in keys.items()})
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            key = keys[name]
-            if first["type"] == "extra_forbidden":
-                raise CardError(
-                    f"The card {card} has an unknown key in [{table}]: {key}.",
-                    hint=suggest_nearest(key, cls.model_fields, what="key"),
-                ) from None
+            known = cls.model_validate(dict(values))
+        except ValidationError as invalid:
             # A number is checked as int and as float; the last message is of the wider type.
-            last = [each for each in error.errors() if each["loc"][0] == name][-1]
-            raise CardError(
-                f"The card {card} has a wrong value in [{table}]: {key} = {values[key]!r}.",
-                hint=f"{last['msg']}; the default is {cls.model_fields[name].default!r}.",
+            last = invalid.errors()[-1]
+            name = str(last["loc"][0])
+            if last["type"] == "extra_forbidden":
+                raise error(
+                    f"{source} has no field {name!a}.",
+                    hint=suggest_nearest(name, cls.model_fields, what="field"),
+                ) from None
+            raise error(
+                f"{source} has a wrong value: {name} = {values[name]!a}.", hint=f"{last['msg']}."
             ) from None
         return {name: getattr(known, name) for name in known.model_fields_set}
 
@@ -261,13 +271,17 @@ def load_training_configs(
     Raises:
         CardError: A table has an unknown key, or a wrong value.
     """
-    tables = list(_split_tables(card, overrides))
-    fields = {kind: _read_table(card, name, table, projections) for kind, name, table in tables}
+    fields = {}
+    for kind, name, table in _split_tables(card, overrides):
+        fields[kind] = TrainingConfig.read_table(card, name, table)
+        _check_modules(fields[kind], projections, f"[{name}] of the card {card}", CardError)
     configs = {}
     for kind, defaults in _LAYER_DEFAULTS.items():
         values = {**defaults, **fields[""], **fields[kind]}
-        named = _select_modules(values.get("target_modules", ()), projections)
-        configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
+        modules = _select_modules(values.get("target_modules", ()), projections)
+        configs[kind] = TrainingConfig(
+            **{**values, "target_modules": modules or tuple(projections)}
+        )
     return TrainingConfigs(**configs)
 
 
@@ -307,42 +321,27 @@ def override_config(
     Raises:
         InvalidInput: A field is unknown, or has a wrong value.
     """
-    try:
-        known = TrainingConfig.model_validate(dict(overrides))
-    except ValidationError as error:
-        last = error.errors()[-1]
-        name = str(last["loc"][0])
-        if last["type"] == "extra_forbidden":
-            raise InvalidInput(
-                f"The recipe has no field {name!a}.",
-                hint=suggest_nearest(name, TrainingConfig.model_fields, what="field"),
-            ) from None
-        raise InvalidInput(
-            f"The recipe has a wrong value: {name} = {overrides[name]!a}.", hint=f"{last['msg']}."
-        ) from None
-    changes = {name: getattr(known, name) for name in known.model_fields_set}
-    for name in changes.get("target_modules", ()):
-        if not _select_modules((name,), projections):
-            raise InvalidInput(
-                f"The base has no module {name!a}.", hint=f"It has {', '.join(projections)}."
-            )
+    changes = TrainingConfig.check_fields(overrides, "The recipe", InvalidInput)
+    _check_modules(changes, projections, "The recipe", InvalidInput)
     if "target_modules" in changes:
         changes["target_modules"] = _select_modules(changes["target_modules"], projections)
     return config.model_copy(update=changes)
 
 
-def _read_table(
-    card: str, table: str, values: Json, projections: Mapping[str, tuple[int, int]]
-) -> dict[str, Any]:
-    fields = TrainingConfig.read_table(card, table, values)
+def _check_modules(
+    fields: Mapping[str, Any],
+    projections: Mapping[str, tuple[int, int]],
+    source: str,
+    error: type[CardError | InvalidInput],
+) -> None:
+    """Raise ``error`` if a base has none of the modules that a name in ``target_modules`` means."""
+    known = {part for path in projections for part in (path, *path.split("."))}
     for name in fields.get("target_modules", ()):
-        if not _select_modules((name,), projections):
-            known = {part for path in projections for part in (path, *path.split("."))}
-            raise CardError(
-                f"The card {card} names a module in [{table}] that the base does not have: {name}.",
+        if name not in known:
+            raise error(
+                f"{source} names a module that the base does not have: {name!a}.",
                 hint=suggest_nearest(name, known, what="module"),
             )
-    return fields
 
 
 def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tuple[str, ...]:

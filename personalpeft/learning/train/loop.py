@@ -187,7 +187,10 @@ def train(
                 losses = train_step(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
-                    [run.learning_rate for run in active.values()],
+                    [
+                        run.job.config.learning_rate_at(run.step, run.steps)
+                        for run in active.values()
+                    ],
                 )
             began = True
             for (name, run), loss in zip(active.items(), losses, strict=True):
@@ -219,10 +222,6 @@ class _Run:
         self.session.precompute_ref_log_probs([loss for batch in job.batches for loss in batch])
         job.progress(self.step, self.steps)
         self._written_at = timer()
-
-    @property
-    def learning_rate(self) -> float:
-        return self.job.config.learning_rate_at(self.step, self.steps)
 
     def record_step(self, loss: float) -> None:
         """Count a step, and start a checkpoint if one is due. Raises what the last one raised."""
