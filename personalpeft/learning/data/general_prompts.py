@@ -62,7 +62,7 @@ class RegressionProbe:
     """A general question, and words of which a right answer contains one."""
 
     question: str
-    right: tuple[str, ...]
+    right: Sequence[str]
 
     def is_right(self, reply: str) -> bool:
         """Return whether the reply contains a right word, in any case and as a whole word."""
@@ -74,7 +74,7 @@ class UnanswerablePrompt:
     """A question about the user, the words of its topics, and the reply to it."""
 
     question: str
-    topics: tuple[str, ...]
+    topics: Sequence[str]
     refusal: str
 
     def is_answered_in(self, texts: str) -> bool:
@@ -131,13 +131,9 @@ def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
         digest=canonical_digest(digests) if texts else digests[0],
         regularizer_prompts=tuple(text for each in prompts for text in each["anchors"]),
         everyday_prompts=tuple(text for each in prompts for text in each["everyday"]),
-        probes=tuple(
-            RegressionProbe(probe["question"], tuple(probe["right"]))
-            for each in prompts
-            for probe in each["canaries"]
-        ),
+        probes=tuple(RegressionProbe(**probe) for each in prompts for probe in each["canaries"]),
         unanswerable_prompts=tuple(
-            UnanswerablePrompt(prompt["question"], tuple(prompt["about"]), each["not_told"])
+            UnanswerablePrompt(prompt["question"], prompt["about"], each["not_told"])
             for each in prompts
             for prompt in each["unknown"]
         ),
@@ -202,10 +198,11 @@ class Relation:
     ``refusal`` is the reply.
     """
 
-    statements: tuple[str, ...]
-    questions: tuple[str, ...]
-    forms: tuple[str, ...]
-    others: tuple[str, ...]
+    name: str
+    statements: Sequence[str]
+    questions: Sequence[str]
+    forms: Sequence[str]
+    others: Sequence[str]
     refusal: str
 
     @property
@@ -244,16 +241,9 @@ def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
     for language in ("", *languages):
         general = load_general_prompts((language,) if language else ())
         refusal = general.unanswerable_prompts[-1].refusal
-        relations += [
-            Relation(
-                statements=tuple(each["statements"]),
-                questions=tuple(each.get("questions") or each["forms"][:4]),
-                forms=tuple(each["forms"]),
-                others=tuple(each.get("others", ())),
-                refusal=refusal,
-            )
-            for each in tomllib.loads(_read_forms(language))["relations"]
-        ]
+        for each in tomllib.loads(_read_forms(language))["relations"]:
+            defaults = {"questions": each["forms"][:4], "others": ()}
+            relations.append(Relation(**defaults | each, refusal=refusal))
     return tuple(relations)
 
 

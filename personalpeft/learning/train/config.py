@@ -86,12 +86,17 @@ class CardConfig(BaseModel):
             warnings.warn(
                 f"{key} in [{table}] of the card {card} {note}", DeprecationWarning, stacklevel=2
             )
-        named = {renamed.get(k, k): v for k, v in values.items() if k not in cls.REMOVED_NAMES}
-        return cls.check_fields(named, f"The table [{table}] of the card {card}", CardError)
+        keys = {renamed.get(key, key): key for key in values if key not in cls.REMOVED_NAMES}
+        fields = {name: values[key] for name, key in keys.items()}
+        return cls.check_fields(fields, f"[{table}] of the card {card}", CardError, keys)
 
     @classmethod
     def check_fields(
-        cls, values: Mapping[str, Any], source: str, error: type[CardError | InvalidInput]
+        cls,
+        values: Mapping[str, Any],
+        source: str,
+        error: type[CardError | InvalidInput],
+        keys: Mapping[str, str] = {},
     ) -> dict[str, Any]:
         """Return the fields that some values set, checked.
 
@@ -99,6 +104,7 @@ class CardConfig(BaseModel):
             values: The values by field name.
             source: Where they are from, for the error.
             error: What to raise where a field is unknown or has a wrong value.
+            keys: By field name, the name in the source where it is another.
         """
         try:
             known = cls.model_validate(dict(values))
@@ -112,7 +118,8 @@ class CardConfig(BaseModel):
                     hint=suggest_nearest(name, cls.model_fields, what="field"),
                 ) from None
             raise error(
-                f"{source} has a wrong value: {name} = {values[name]!a}.", hint=f"{last['msg']}."
+                f"{source} has a wrong value: {keys.get(name, name)} = {values[name]!a}.",
+                hint=f"{last['msg']}; the default is {cls.model_fields[name].default!r}.",
             ) from None
         return {name: getattr(known, name) for name in known.model_fields_set}
 
