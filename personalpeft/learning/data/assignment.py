@@ -380,16 +380,16 @@ def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment
         request = canonical_json([message.to_list() for message in each.lesson.messages])
         same_request = active.setdefault((each.layer, request), [])
         rivals = [n for n in same_request if _conflict(each.lesson, assignments[n].lesson)]
-        yields = ((assignments[n], _yields_to(each, assignments[n])) for n in rivals)
-        if lost := next(((winner, why) for winner, why in yields if why), None):
-            winner, why = lost
-            settled[number] = _unused(each.signal, why, winner.signal.id)
-            continue
         for rival in rivals:
+            if why := _yields_to(each, assignments[rival]):
+                settled[number] = _unused(each.signal, why, assignments[rival].signal.id)
+                break
+        else:
             why = reason(ReasonCode.CONTRADICTED, kind=str(each.signal.kind))
-            settled[rival] = _unused(assignments[rival].signal, why, each.signal.id)
-            same_request.remove(rival)
-        same_request.append(number)
+            for rival in rivals:
+                settled[rival] = _unused(assignments[rival].signal, why, each.signal.id)
+                same_request.remove(rival)
+            same_request.append(number)
     return settled
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -152,12 +153,8 @@ def _few_shot_requests(services: Services, plan: Plan) -> list[Request]:
     backend, lessons = services.learning_engine.backend, _examples(plan)
     longest = max(len(backend.encode(lesson.chosen)) for lesson in lessons)
     limit = min(plan.recipe.max_length, int(_LENGTH_FACTOR * longest) + _EXTRA_TOKENS)
-
-    def fits(messages: Sequence[Message]) -> bool:
-        return len(backend.render(messages)) + limit <= backend.max_length
-
     conversations = (
-        few_shot_messages(lessons, (Message("user", prompt),), fits)
+        few_shot_messages(lessons, (Message("user", prompt),), backend, limit)
         for prompt in similar[:MAX_PROMPTS]
     )
     sampling = Sampling(max_tokens=limit)
@@ -250,7 +247,9 @@ def build_batches(
         memory: Finds other wordings of questions about facts, and what facts may answer.
     """
     config = plan.recipe
-    forms = _find_forms(plan, memory.embedder)
+    signals = (assignment.signal for assignment in plan.assignments)
+    facts = {each.id: each for each in signals if each.kind is SignalKind.FACT}
+    forms = _find_forms(plan, facts, memory.embedder)
     # Steps repeat lessons. By identity, since equal messages may offer different tools. The value
     # keeps them alive.
     known: dict[tuple[int, str, bool], tuple[Sequence[Message], Continuation]] = {}
@@ -269,17 +268,17 @@ def build_batches(
         start = min(prompt in replies.free_start, len(held.completion) - 1)
         return KLRegularizer(held, start, config.kl_weight / max(1, config.kl_prompts))
 
-    regularizers = [regularize(prompt, reply) for prompt, reply in replies.plain if reply]
+    regularized = [regularize(prompt, reply) for prompt, reply in replies.plain if reply]
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
-    few_shot = [
+    distilled = [
         ContextDistillationLoss(
             encode(messages[-1:], reply, True), encode(messages, reply, True), few_shot_weight
         )
         for messages, reply in replies.few_shot
     ]
     rng = random.Random(config.seed)
-    new_queue, replay_queue = (
-        _EpochSampler(
+    new, replay = (
+        _in_epochs(
             _add_paraphrases(
                 lessons, forms, plan.general_prompts.templates, config.num_paraphrases, rng
             ),
@@ -288,79 +287,60 @@ def build_batches(
         )
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
-    regularizer_queue = _EpochSampler(regularizers, rng)
-    few_shot_queue = _EpochSampler(few_shot, rng)
-    unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, memory, rng), rng)
+    refusals = _in_epochs(_build_refusals(plan, facts, forms, encode, memory, rng), rng)
+    regularizers, few_shot = _in_epochs(regularized, rng), _in_epochs(distilled, rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
-    liked_queue = _EpochSampler(plan.desirable_examples if plan.undesirable_examples else (), rng)
-    disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
+    liked = _in_epochs(plan.desirable_examples if plan.undesirable_examples else (), rng)
+    disliked = _in_epochs(plan.undesirable_examples, rng)
     replayed = 0
     if plan.new_examples and plan.replay:
         replayed = round(config.batch_size * config.replay_ratio)
     batches = []
     for _ in range(plan.steps):
-        lessons = new_queue.take(config.batch_size - replayed) + replay_queue.take(replayed)
-        # Each draw changes those after it, so they keep this order.
-        kl_losses = regularizer_queue.take(config.kl_prompts)
-        few_shot_losses = few_shot_queue.take(config.few_shot_replies)
-        desirable = liked_queue.take(config.rated_replies)
-        undesirable = disliked_queue.take(config.rated_replies)
+        # All draw from one generator, so they keep this order.
+        lessons = [*islice(new, config.batch_size - replayed), *islice(replay, replayed)]
+        kl_losses = list(islice(regularizers, config.kl_prompts))
+        few_shot_losses = list(islice(few_shot, config.few_shot_replies))
+        desirable = list(islice(liked, config.rated_replies))
+        undesirable = list(islice(disliked, config.rated_replies))
         batches.append(
             (
                 *build_lesson_losses(lessons, encode, config),
                 *few_shot_losses,
                 *_build_kto_losses(desirable, undesirable, config, encode),
-                *unanswerable_queue.take(config.unanswerable_prompts),
+                *islice(refusals, config.unanswerable_prompts),
                 *kl_losses,
             )
         )
     return tuple(batches)
 
 
-class _EpochSampler(Generic[T]):
-    """Gives items in epochs: each has every item once, in an order of its own.
+def _in_epochs(
+    items: Sequence[T],
+    rng: random.Random,
+    group_of: Callable[[T], str | None] = lambda item: None,
+) -> Iterator[T]:
+    """Yield items without end: each epoch has every item once, in an order of its own.
 
     Items of a group come a few at a time. A step then reads the shared beginning of their prompts
     once. ``group_of`` returns the group of an item, or None.
     """
-
-    def __init__(
-        self,
-        items: Sequence[T],
-        rng: random.Random,
-        group_of: Callable[[T], str | None] = lambda item: None,
-    ) -> None:
-        self._items = items
-        self._rng = rng
-        self._group_of = group_of
-        self._left: list[T] = []
-
-    def take(self, count: int) -> list[T]:
-        """Return the next ``count`` items, none if there are no items."""
-        taken: list[T] = []
-        while len(taken) < count and self._items:
-            if not self._left:
-                self._left = self._shuffled()
-                self._left.reverse()
-            taken.append(self._left.pop())
-        return taken
-
-    def _shuffled(self) -> list[T]:
-        items = list(self._items)
-        self._rng.shuffle(items)
+    while items:
+        epoch = list(items)
+        rng.shuffle(epoch)
         groups: dict[object, list[T]] = {}
-        for number, item in enumerate(items):
-            group = self._group_of(item)
+        for number, item in enumerate(epoch):
+            group = group_of(item)
             groups.setdefault(number if group is None else group, []).append(item)
-        if len(groups) == len(items):
-            return items
-        runs = [
-            group[first : first + _GROUP_RUN]
-            for group in groups.values()
-            for first in range(0, len(group), _GROUP_RUN)
-        ]
-        self._rng.shuffle(runs)
-        return [item for run in runs for item in run]
+        if len(groups) < len(epoch):
+            runs = [
+                group[first : first + _GROUP_RUN]
+                for group in groups.values()
+                for first in range(0, len(group), _GROUP_RUN)
+            ]
+            rng.shuffle(runs)
+            epoch = [item for run in runs for item in run]
+        yield from epoch
 
 
 def build_lesson_losses(
@@ -394,43 +374,33 @@ def build_lesson_losses(
         yield DPOLoss(chosen, rejected, config.beta, lesson.weight / share)
 
 
-def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
-    """Return the question forms of each question that a fact is learned from."""
-    bank = QuestionBank(embedder, plan.general_prompts.languages)
-    facts = _facts(plan)
-    judging = {normalize(lesson.question) for lesson in plan.holdout}
-    found = {}
-    for lesson in (*plan.new_examples, *plan.replay):
-        if lesson.kind is SignalKind.FACT:
-            question = lesson.question
-            forms = bank.find(facts[lesson.signal].payload["text"], question)
-            # What judges a fact is not trained on.
-            free = (each for each in forms.paraphrases if normalize(each) not in judging)
-            found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
-    return _drop_shared_forms(found, facts)
+def _find_forms(plan: Plan, facts: Mapping[str, Signal], embedder: Embedder) -> Forms:
+    """Return the question forms of each question that a fact is learned from.
 
-
-def _drop_shared_forms(forms: Forms, facts: Mapping[str, Signal]) -> Forms:
-    """Return the forms without those that facts with different answers have in common.
-
-    A question that a fact was stated with is a form of that fact.
+    What judges a fact is not trained on. Nor are forms that facts with different answers have in
+    common. A question that a fact was stated with is a form of that fact.
     """
-    answers: dict[str, set[str]] = {}
-    for (fact, question), each in forms.items():
-        answer = normalize(facts[fact].payload.get("answer") or fact)
-        for form in (question, *each.paraphrases):
-            answers.setdefault(normalize(form), set()).add(answer)
-    return {
-        key: replace(
-            each, paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2)
-        )
-        for key, each in forms.items()
+    bank = QuestionBank(embedder, plan.general_prompts.languages)
+    found = {
+        (each.signal, each.question): bank.find(facts[each.signal].payload["text"], each.question)
+        for each in (*plan.new_examples, *plan.replay)
+        if each.kind is SignalKind.FACT
     }
+    judging = {normalize(lesson.question) for lesson in plan.holdout}
+    answers: dict[str, set[str]] = {}
+    for (fact, question), forms in found.items():
+        answer = normalize(facts[fact].payload.get("answer") or fact)
+        for form in (question, *forms.paraphrases):
+            answers.setdefault(normalize(form), set()).add(answer)
 
+    def may_train(form: str) -> bool:
+        form = normalize(form)
+        return form not in judging and len(answers[form]) < 2
 
-def _facts(plan: Plan) -> dict[str, Signal]:
-    signals = (assignment.signal for assignment in plan.assignments)
-    return {each.id: each for each in signals if each.kind is SignalKind.FACT}
+    return {
+        key: replace(forms, paraphrases=tuple(filter(may_train, forms.paraphrases)))
+        for key, forms in found.items()
+    }
 
 
 def _add_paraphrases(
@@ -459,7 +429,12 @@ def _add_paraphrases(
 
 
 def _build_refusals(
-    plan: Plan, encode: Encode, forms: Forms, memory: Memory, rng: random.Random
+    plan: Plan,
+    facts: Mapping[str, Signal],
+    forms: Forms,
+    encode: Encode,
+    memory: Memory,
+    rng: random.Random,
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 
@@ -469,8 +444,7 @@ def _build_refusals(
     general, config = plan.general_prompts, plan.recipe
     if not config.unanswerable_prompts:
         return []
-    facts = list(_facts(plan).values())
-    texts = "\n".join(" ".join(fact_texts(fact)) for fact in facts)
+    texts = "\n".join(" ".join(fact_texts(fact)) for fact in facts.values())
     near = {each.question: each for found in forms.values() for each in found.unanswerable}
     asked, others = (
         [prompt for prompt in prompts if not prompt.is_answered_in(texts)]
@@ -478,7 +452,9 @@ def _build_refusals(
     )
     others = rng.sample(others, min(len(asked), len(others)))
     # A fact in other words ("our kitten") may answer a question about the topic ("my cat").
-    may_answer = memory.finds_any(plan.user, facts, [prompt.question for prompt in asked])
+    may_answer = memory.finds_any(
+        plan.user, list(facts.values()), [prompt.question for prompt in asked]
+    )
     asked = [prompt for prompt, answers in zip(asked, may_answer, strict=True) if not answers]
     return [
         SFTLoss(
@@ -498,23 +474,14 @@ def _build_kto_losses(
     if not liked or not disliked:
         return []
     rated = [*liked, *disliked]
-    replies = [
-        (lesson.chosen, lesson.ended)
-        if lesson.chosen
-        else (lesson.rejected or "", lesson.rejected_ended)
-        for lesson in rated
-    ]
-
-    def encode_each(replies: Sequence[tuple[str, bool]]) -> tuple[Continuation, ...]:
-        pairs = zip(rated, replies, strict=True)
-        return tuple(encode(lesson.messages, *reply) for lesson, reply in pairs)
-
-    matched = encode_each(replies)
+    # After the prompt of the next one, a reply says nothing of its own prompt.
+    mismatched = zip(rated, [*rated[1:], *rated[:1]], strict=True)
+    matched = tuple(encode(each.messages, *each.rated_reply) for each in rated)
     return [
         KTOLoss(
             desirable=matched[: len(liked)],
             undesirable=matched[len(liked) :],
-            mismatched=encode_each(replies[1:] + replies[:1]),
+            mismatched=tuple(encode(a.messages, *b.rated_reply) for a, b in mismatched),
             beta=config.beta,
             weight=sum(lesson.weight for lesson in rated) / len(rated),
         )

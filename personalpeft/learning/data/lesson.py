@@ -142,6 +142,13 @@ class Lesson:
         return self.messages[-1].content
 
     @property
+    def rated_reply(self) -> tuple[str, bool]:
+        """The chosen reply, else the rejected one, and whether it ended by itself."""
+        if self.chosen:
+            return self.chosen, self.ended
+        return self.rejected or "", self.rejected_ended
+
+    @property
     def prompt_response(self) -> PromptResponse:
         """The last request and the chosen reply."""
         return PromptResponse(self.question, self.chosen)
@@ -201,20 +208,22 @@ class Lesson:
 def few_shot_messages(
     lessons: Sequence[Lesson],
     prompt: tuple[Message, ...],
-    fits: Callable[[Sequence[Message]], bool],
+    backend: Backend,
+    max_tokens: int,
 ) -> tuple[Message, ...]:
     """Return a conversation of the newest lessons that fit, which ends with a prompt.
 
     Args:
         lessons: Lessons with a chosen reply, oldest first.
         prompt: The messages to be answered.
-        fits: Returns whether the model can read a conversation and reply to it.
+        backend: Renders the conversation, which must fit its context with the reply.
+        max_tokens: The most tokens of the reply.
     """
     conversation = prompt
     shown = [lesson for lesson in lessons if lesson.answers_user]
     for lesson in reversed(shown[-MAX_EXAMPLES:]):
         longer = (*lesson.conversation, Message("assistant", lesson.chosen), *conversation)
-        if not fits(longer):
+        if len(backend.render(longer)) + max_tokens > backend.max_length:
             break
         conversation = longer
     return conversation

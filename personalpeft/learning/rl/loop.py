@@ -68,7 +68,7 @@ class PracticePlan(Plan):
     """What one practice is made of: tasks in the place of lessons.
 
     ``config`` says how to practice. ``train_tasks`` are practiced, ``eval_tasks`` are for the gate.
-    ``state`` is set when the rounds have ended.
+    ``state`` is how the rounds ended.
     """
 
     config: RLConfig
@@ -76,17 +76,17 @@ class PracticePlan(Plan):
     shaping: CheckedRewardShaper | None
     train_tasks: tuple[Task, ...]
     eval_tasks: tuple[Task, ...]
-    state: RLState | None = None
+    state: RLState = field(default_factory=RLState)
 
     @property
     def steps(self) -> int:
         """The steps that were made."""
-        return self.state.steps if self.state else 0
+        return self.state.steps
 
     @property
     def progress(self) -> int:
         """The rounds that were made."""
-        return self.state.rounds if self.state else 0
+        return self.state.rounds
 
     @property
     def plugin_names(self) -> dict[str, str | None]:
@@ -132,8 +132,8 @@ class PracticePlan(Plan):
                 },
                 "tasks": self.data_digest,
                 "recipe": self.recipe.to_digest(),
-                "rounds": self.state.rounds if self.state else None,
-                "steps": self.state.steps if self.state else None,
+                "rounds": self.state.rounds or None,
+                "steps": self.state.steps or None,
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
                 **self.weights_form,
@@ -148,7 +148,7 @@ class PracticePlan(Plan):
     @property
     def figures(self) -> Json:
         """The course of the practice, for the scores of the revision."""
-        return {"practice": self.state.summary()} if self.state else {}
+        return {"practice": self.state.summary()}
 
     def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return no lesson: the practice is to improve its tasks."""
@@ -183,7 +183,7 @@ class PracticePlan(Plan):
 
     def explain_no_step(self) -> Reason:
         """Return why the rounds made no step."""
-        state = self.state or RLState()
+        state = self.state
         tasks = state.summary()["tasks"]
         if not any(state.pass_rates):
             return reason(ReasonCode.NO_REPLY_PASSED, replies=state.replies)

@@ -65,10 +65,6 @@ class TaskPosterior:
         """Return it after one more training step."""
         return TaskPosterior(self.passed * DECAY, self.failed * DECAY)
 
-    def sample(self, rng: random.Random) -> float:
-        """Return a pass rate drawn from the posterior."""
-        return rng.betavariate(1 + self.passed, 1 + self.failed)
-
     @property
     def state(self) -> State:
         density = _GRID**self.passed * (1 - _GRID) ** self.failed
@@ -106,7 +102,7 @@ def select_tasks(
     for task in tasks:
         posterior = posteriors.get(task.id, UNSEEN)
         # Sampled for every task, so that the state of one does not change the draw of another.
-        rate = posterior.sample(rng)
+        rate = rng.betavariate(1 + posterior.passed, 1 + posterior.failed)
         if posterior.state in wanted:
             spread[task.id] = rate * (1 - rate)
     open_tasks = (task for task in tasks if task.id in spread)

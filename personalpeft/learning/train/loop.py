@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,6 @@ from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
-
-T = TypeVar("T")
 
 CHECKPOINT_SECONDS = 5.0
 """Time from one checkpoint to the next. Writing one takes the time of a processor from the steps: on
@@ -160,11 +158,8 @@ def train(
     with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
         for name, job in jobs.items():
-            run = _catch(partial(_Run, job, sessions, writer, control.timer))
-            if isinstance(run, PersonalPeftError):
-                results[name] = run
-            else:
-                runs[name] = run
+            with _as_result(name, results):
+                runs[name] = _Run(job, sessions, writer, control.timer)
         total = sum(run.steps for run in runs.values())
         began = False
         while True:
@@ -179,7 +174,8 @@ def train(
             out_of_time = began and control.out_of_time()
             for name, run in list(active.items()):
                 if run.step == run.steps or out_of_time or len(run.losses) == control.max_steps:
-                    results[name] = _catch(run.finish)
+                    with _as_result(name, results):
+                        results[name] = run.finish()
                     del active[name]
             if not active:
                 return results
@@ -194,9 +190,8 @@ def train(
                 )
             began = True
             for (name, run), loss in zip(active.items(), losses, strict=True):
-                error = _catch(partial(run.record_step, loss))
-                if error is not None:
-                    results[name] = error
+                with _as_result(name, results):
+                    run.record_step(loss)
             control.progress(sum(run.step for run in runs.values()) / total)
 
 
@@ -264,29 +259,30 @@ def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
     job.checkpoints.save(encode_checkpoint(state, job.inputs_digest, {"step": step}))
 
 
-def map_training_errors() -> AbstractContextManager[None]:
-    """Return a context in which an error of the model becomes ``ServingFailed``."""
-    return map_model_errors(
-        "The model failed during training.",
-        hint="See the log. The next learn or practice resumes from the last checkpoint.",
-        memory_hint="Free memory and try again, which resumes from the last checkpoint. A smaller"
-        " rank or batch_size under [learning], or num_generations under [practice], in the base's"
-        " card takes less.",
-    )
+map_training_errors = partial(
+    map_model_errors,
+    "The model failed during training.",
+    hint="See the log. The next learn or practice resumes from the last checkpoint.",
+    memory_hint="Free memory and try again, which resumes from the last checkpoint. A smaller rank"
+    " or batch_size under [learning], or num_generations under [practice], in the base's card takes"
+    " less.",
+)
+"""A context in which an error of the model becomes ``ServingFailed``."""
 
 
-def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
-    """Return what ``act`` returns, or the error that concerns one session.
+@contextmanager
+def _as_result(name: str, results: dict[str, TrainResult | PersonalPeftError]) -> Iterator[None]:
+    """Return a context in which an error that concerns one session becomes its result.
 
     ``ServingFailed`` is raised: the group may be too large for the memory there is.
     """
     try:
         with map_training_errors():
-            return act()
+            yield
     except ServingFailed:
         raise
     except PersonalPeftError as error:
-        return error
+        results[name] = error
 
 
 def train_plans(
