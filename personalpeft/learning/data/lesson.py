@@ -106,18 +106,9 @@ class Lesson:
 
         def scrub(text: str, part: LessonPart, message: int = 0) -> str:
             found = find_personal_data(text, countries)
-            removed.extend(
-                RemovedText(
-                    self.signal,
-                    part,
-                    message,
-                    each.kind,
-                    each.start,
-                    each.end,
-                    text[each.start : each.end],
-                )
-                for each in found
-            )
+            for each in found:
+                where = self.signal, part, message, each.kind, each.start, each.end
+                removed.append(RemovedText(*where, text=text[each.start : each.end]))
             return replace_personal_data(text, found)
 
         def scrub_messages(messages: Sequence[Message], part: LessonPart) -> tuple[Message, ...]:

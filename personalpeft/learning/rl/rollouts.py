@@ -178,8 +178,6 @@ def sample_rollouts(
         for number in range(num_generations)
         for task, request in requests
     ]
-    if not order:
-        return []
     replies = engine.stream(
         [request for _, request in order], cancelled=cancelled, paused=paused
     ).read()

@@ -11,7 +11,7 @@ counts there under its name in ``FORMER_NAMES``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -278,10 +278,9 @@ def load_training_configs(
     Raises:
         CardError: A table has an unknown key, or a wrong value.
     """
-    fields = {}
-    for kind, name, table in _split_tables(card, overrides):
-        fields[kind] = TrainingConfig.read_table(card, name, table)
-        _check_modules(fields[kind], projections, f"[{name}] of the card {card}", CardError)
+    fields = read_training_tables(card, overrides)
+    for table in fields.values():
+        _check_modules(table, projections, f"[learning] of the card {card}", CardError)
     configs = {}
     for kind, defaults in _LAYER_DEFAULTS.items():
         values = {**defaults, **fields[""], **fields[kind]}
@@ -292,27 +291,23 @@ def load_training_configs(
     return TrainingConfigs(**configs)
 
 
-def check_training_tables(card: str, overrides: Json) -> None:
-    """Check the tables of a card without its base, so not which modules there are.
+def read_training_tables(card: str, overrides: Json) -> dict[str, dict[str, Any]]:
+    """Return the fields that a card sets, by kind of layer; those for all layers under "".
 
-    Args and raises: ``load_training_configs``.
+    They are checked without the base, so not which modules there are. Args and raises:
+    ``load_training_configs``.
     """
-    for _, name, table in _split_tables(card, overrides):
-        TrainingConfig.read_table(card, name, table)
-
-
-def _split_tables(card: str, overrides: Json) -> Iterator[tuple[str, str, Json]]:
-    """Yield kind, name and content of each ``[learning]`` table; the kind of the first is empty."""
     common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
-    yield "", "learning", common
+    fields = {"": TrainingConfig.read_table(card, "learning", common)}
     for kind in _LAYER_DEFAULTS:
         table = overrides.get(kind, {})
         if not isinstance(table, Mapping):
             raise CardError(
-                f"The card {card} has a wrong value in [learning]: {kind} = {table!r}.",
+                f"[learning] of the card {card} has a wrong value: {kind} = {table!r}.",
                 hint=f"Make it a table: [learning.{kind}].",
             )
-        yield kind, f"learning.{kind}", table
+        fields[kind] = TrainingConfig.read_table(card, f"learning.{kind}", table)
+    return fields
 
 
 def override_config(

@@ -79,8 +79,7 @@ class CheckpointStore:
             layer: The layer.
         """
         return cls(
-            lambda: store.load_checkpoint(user, layer),
-            lambda data: store.save_checkpoint(user, layer, data),
+            partial(store.load_checkpoint, user, layer), partial(store.save_checkpoint, user, layer)
         )
 
 
