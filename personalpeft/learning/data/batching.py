@@ -32,8 +32,8 @@ from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
     QuestionBank,
     QuestionForms,
+    fill_templates,
     is_degenerate,
-    question_templates,
 )
 from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.plan import Plan
@@ -421,9 +421,8 @@ def _add_paraphrases(
         if lesson.kind is SignalKind.FACT:
             known = forms[lesson.signal, lesson.question].paraphrases
             texts = rng.sample(known, min(count, len(known)))
-            around = question_templates(lesson.question, templates)
-            around = rng.sample(around, min(count - len(texts), len(around)))
-            texts += [template.fill(lesson.question) for template in around]
+            around = fill_templates(lesson.question, templates)
+            texts += rng.sample(around, min(count - len(texts), len(around)))
             added += map(lesson.with_question, texts)
     return added
 

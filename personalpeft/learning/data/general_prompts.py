@@ -1,6 +1,6 @@
 """The texts that ship with the package: general prompts with their completions, and question forms.
 
-Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
+Regularizer and everyday prompts are used while training (``data/batching.py``). Regression
 probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
 serve every user. A user who writes in another language of ``prompts/`` has those as well.
 
@@ -286,15 +286,13 @@ TEST_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
 """It judges facts. Nothing is trained on it."""
 
 
-def question_templates(
-    question: str, by_language: Mapping[str, Sequence[str]]
-) -> Sequence[QuestionTemplate]:
-    """Return the templates of a question. ``by_language``: ``GeneralPrompts.templates``."""
-    if not by_language or _is_english(question):
-        return PARAPHRASE_TEMPLATES
-    texts = by_language.get(find_language(question), ())
-    others = (QuestionTemplate("", text.replace("{question}", "{first}")) for text in texts)
-    return (*PARAPHRASE_TEMPLATES, *others)
+def fill_templates(question: str, by_language: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a question in each of its templates. ``by_language``: ``GeneralPrompts.templates``."""
+    texts = [template.fill(question) for template in PARAPHRASE_TEMPLATES]
+    if by_language and not _is_english(question):
+        others = by_language.get(find_language(question), ())
+        texts += [other.replace("{question}", question) for other in others]
+    return texts
 
 
 def paraphrases_digest(languages: tuple[str, ...]) -> str:
@@ -319,26 +317,6 @@ class QuestionBank:
 
     def find(self, text: str, question: str) -> QuestionForms:
         """Return the forms for a fact with this text, which answers the question."""
-        nearest = self._nearest(text, question)
-        if nearest is None:
-            return QuestionForms()
-        relation, subject = nearest
-        fillable = [form for form in relation.forms if subject or _SLOT not in form]
-        paraphrases = dict.fromkeys(form.replace(_SLOT, subject) for form in fillable)
-        return QuestionForms(
-            tuple(each for each in paraphrases if each.casefold() != question.casefold()),
-            tuple(
-                UnanswerablePrompt(
-                    form.replace(_SLOT, other), (other.casefold(),), relation.refusal
-                )
-                for other in relation.others
-                for form in relation.forms
-                if _SLOT in form
-            ),
-        )
-
-    def _nearest(self, text: str, question: str) -> tuple[Relation, str] | None:
-        """Return the relation of a fact and what fills the slot of its forms."""
         text_vector, question_vector = self._embedder.embed([text, question])
         found: list[tuple[float, Relation, str]] = []
         for relation, (statements, questions) in zip(
@@ -352,8 +330,22 @@ class QuestionBank:
                 )
                 if similarity >= _MIN_SIMILARITY:
                     found.append((similarity + _WORD_BONUS * words, relation, subject))
-        best = max(found, key=lambda each: each[0], default=None)
-        return best and best[1:]
+        if not found:
+            return QuestionForms()
+        _, relation, subject = max(found, key=lambda each: each[0])
+        fillable = [form for form in relation.forms if subject or _SLOT not in form]
+        paraphrases = dict.fromkeys(form.replace(_SLOT, subject) for form in fillable)
+        return QuestionForms(
+            tuple(each for each in paraphrases if each.casefold() != question.casefold()),
+            tuple(
+                UnanswerablePrompt(
+                    form.replace(_SLOT, other), (other.casefold(),), relation.refusal
+                )
+                for other in relation.others
+                for form in relation.forms
+                if _SLOT in form
+            ),
+        )
 
     @cached_property
     def _descriptions(self) -> Sequence[tuple[Vectors, Vectors]]:

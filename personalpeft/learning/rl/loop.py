@@ -41,11 +41,9 @@ from personalpeft.learning.rl.rollouts import (
 )
 from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.loop import (
-    CheckpointStore,
+    Checkpoint,
     LoopControl,
-    encode_checkpoint,
     map_training_errors,
-    restore_checkpoint,
 )
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import RIGHT, CheckedRewardShaper, CheckedVerifier, Task
@@ -273,7 +271,7 @@ class RLLoop:
     engine: Engine
     plan: PracticePlan
     session: Session
-    checkpoints: CheckpointStore
+    checkpoint: Checkpoint
     control: LoopControl
     state: RLState = field(default_factory=RLState)
     _steps_before: int = field(init=False)
@@ -285,7 +283,7 @@ class RLLoop:
         whatever the budget.
         """
         plan, config = self.plan, self.plan.config
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, plan.inputs_digest)
+        progress = self.checkpoint.restore(self.session)
         if progress is not None:
             self.state = STORED_STATE.validate_python(progress)
         state = self.state
@@ -379,8 +377,7 @@ class RLLoop:
     def _save(self) -> None:
         with map_training_errors():
             session_state = self.session.state()
-        progress = STORED_STATE.dump_python(self.state, mode="json")
-        self.checkpoints.save(encode_checkpoint(session_state, self.plan.inputs_digest, progress))
+        self.checkpoint.write(session_state, STORED_STATE.dump_python(self.state, mode="json"))
 
 
 def rejection_sampling(

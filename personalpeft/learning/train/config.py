@@ -145,7 +145,7 @@ class TrainingConfig(CardConfig):
     )
     beta: Number = 0.1  # beta of DPO and KTO
     fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
-    few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
+    few_shot_replies: Size = 4  # few-shot replies a step (data/batching.py)
     few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
     num_paraphrases: Size = 5  # more wordings of each question about a fact

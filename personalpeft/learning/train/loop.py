@@ -63,24 +63,56 @@ TrainStep = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStore:
-    """Where one build keeps its checkpoint; ``save`` replaces the file as a whole."""
+class Checkpoint:
+    """The checkpoint of one build.
+
+    ``load`` returns the file, and ``save`` replaces it as a whole. ``inputs_digest`` is that of all
+    that the build depends on.
+    """
 
     load: Callable[[], bytes | None]
     save: Callable[[bytes], None]
+    inputs_digest: str
 
     @classmethod
-    def of_layer(cls, store: Store, user: str, layer: str) -> Self:
-        """Return the store of a user's layer, in the home's session folder.
-
-        Args:
-            store: The open home.
-            user: The user.
-            layer: The layer.
-        """
+    def of_plan(cls, store: Store, plan: Plan) -> Self:
+        """Return the checkpoint of a plan, in the home's session folder."""
+        of_layer = plan.user, plan.layer
         return cls(
-            partial(store.load_checkpoint, user, layer), partial(store.save_checkpoint, user, layer)
+            partial(store.load_checkpoint, *of_layer),
+            partial(store.save_checkpoint, *of_layer),
+            plan.inputs_digest,
         )
+
+    def write(self, state: SessionState, progress: Any) -> None:
+        """Write the arrays of a session, and how far the training came as JSON data."""
+        arrays = {name: np.atleast_1d(array) for name, array in state.items()}
+        text = json.dumps(progress)
+        metadata = {"progress": text, "digest": self._digest(text, arrays)}
+        self.save(safetensors.numpy.save(arrays, metadata))
+
+    def restore(self, session: Session) -> Any:
+        """Restore a session, and return the progress; None if there is nothing that can be used."""
+        data = self.load()
+        if data is None:
+            return None
+        try:
+            tensors = read_tensors(data)
+            text = tensors.metadata["progress"]
+            # Without this, a wrong number that is still a number would reach the revision unnoticed.
+            if tensors.metadata["digest"] != self._digest(text, tensors.arrays):
+                return None
+            session.restore(tensors.arrays)
+            return json.loads(text)
+        except (AdapterError, KeyError, ValueError):
+            return None
+
+    def _digest(self, progress: str, arrays: SessionState) -> str:
+        digest = hashlib.sha256(f"{self.inputs_digest} {progress} ".encode())
+        for name, array in sorted(arrays.items()):
+            digest.update(f"{name}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +126,7 @@ class TrainJob:
     open_session: Callable[[], Session]
     batches: Sequence[Sequence[Loss]]
     config: TrainingConfig
-    inputs_digest: str
-    checkpoints: CheckpointStore
+    checkpoint: Checkpoint
     progress: Callable[[int, int], None] = lambda step, steps: None
 
 
@@ -207,7 +238,7 @@ class _Run:
         self.job = job
         self.session = sessions.enter_context(closing(job.open_session()))
         self.steps = len(job.batches)
-        progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs_digest)
+        progress = job.checkpoint.restore(self.session)
         self.step = 0 if progress is None else progress["step"]
         self.losses: list[float] = []
         self._writer, self._timer = writer, timer
@@ -234,7 +265,7 @@ class _Run:
         # Copied here, because the next step changes the session while this one is written.
         state = self.session.state()
         try:
-            self._write = self._writer.submit(_write_checkpoint, self.job, self.step, state)
+            self._write = self._writer.submit(self.job.checkpoint.write, state, {"step": self.step})
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise
@@ -252,10 +283,6 @@ class _Run:
         self.wait_for_checkpoint()
         losses = tuple(self.losses)
         return TrainResult(self.step, self.steps, losses, self.session.weights())
-
-
-def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
-    job.checkpoints.save(encode_checkpoint(state, job.inputs_digest, {"step": step}))
 
 
 map_training_errors = partial(
@@ -318,10 +345,9 @@ def train_plans(
                 partial(open_session, services, plan),
                 build_batches(plan, backend, general, services.memory),
                 plan.recipe,
-                plan.inputs_digest,
-                CheckpointStore.of_layer(services.store, user, plan.layer)
+                Checkpoint.of_plan(services.store, plan)
                 if keeps_checkpoints
-                else CheckpointStore(lambda: None, lambda data: None),
+                else Checkpoint(lambda: None, lambda data: None, plan.inputs_digest),
                 partial(show_step, plan),
             )
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
@@ -374,47 +400,3 @@ def open_session(services: Services, plan: Plan) -> Session:
                 max_grad_norm=recipe.max_grad_norm,
             )
         )
-
-
-def encode_checkpoint(state: SessionState, inputs_digest: str, progress: Any) -> bytes:
-    """Return the bytes of a checkpoint.
-
-    Args:
-        state: The arrays of the training session.
-        inputs_digest: The digest of all that the build depends on.
-        progress: How far the training came, as JSON data.
-    """
-    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
-    text = json.dumps(progress)
-    metadata = {"progress": text, "digest": _checkpoint_digest(inputs_digest, text, arrays)}
-    return safetensors.numpy.save(arrays, metadata)
-
-
-def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str) -> Any:
-    """Restore a session from a checkpoint, and return the progress; None if it cannot be used.
-
-    Args:
-        data: The bytes of the checkpoint; None where there is none.
-        session: The training session.
-        inputs_digest: The digest of all that the build depends on.
-    """
-    if data is None:
-        return None
-    try:
-        tensors = read_tensors(data)
-        text = tensors.metadata["progress"]
-        # Without this, a wrong number that is still a number would reach the revision unnoticed.
-        if tensors.metadata["digest"] != _checkpoint_digest(inputs_digest, text, tensors.arrays):
-            return None
-        session.restore(tensors.arrays)
-        return json.loads(text)
-    except (AdapterError, KeyError, ValueError):
-        return None
-
-
-def _checkpoint_digest(inputs_digest: str, progress: str, arrays: SessionState) -> str:
-    digest = hashlib.sha256(f"{inputs_digest} {progress} ".encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
