@@ -499,11 +499,10 @@ def _drop_dislikes_if_too_few(assignments: Sequence[Assignment]) -> Sequence[Ass
         return assignments
     counts = {"needed": MIN_THUMBS, "up": up, "down": down}
     return [
-        _unused(
-            each.signal,
-            reason(ReasonCode.TOO_FEW_THUMBS, kind=str(each.signal.kind), **counts),
+        each
+        if each.lesson is None or each.lesson.chosen
+        else _unused(
+            each.signal, reason(ReasonCode.TOO_FEW_THUMBS, kind=str(each.signal.kind), **counts)
         )
-        if each.lesson is not None and not each.lesson.chosen
-        else each
         for each in assignments
     ]

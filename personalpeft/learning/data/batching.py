@@ -278,13 +278,7 @@ def build_batches(
     ]
     rng = random.Random(config.seed)
     new, replay = (
-        _in_epochs(
-            _add_paraphrases(
-                lessons, forms, plan.general_prompts.templates, config.num_paraphrases, rng
-            ),
-            rng,
-            lambda lesson: lesson.group,
-        )
+        _in_epochs(_add_paraphrases(plan, lessons, forms, rng), rng, lambda lesson: lesson.group)
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
     refusals = _in_epochs(_build_refusals(plan, facts, forms, encode, memory, rng), rng)
@@ -292,9 +286,8 @@ def build_batches(
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
     liked = _in_epochs(plan.desirable_examples if plan.undesirable_examples else (), rng)
     disliked = _in_epochs(plan.undesirable_examples, rng)
-    replayed = 0
-    if plan.new_examples and plan.replay:
-        replayed = round(config.batch_size * config.replay_ratio)
+    mixes = bool(plan.new_examples and plan.replay)
+    replayed = round(config.batch_size * config.replay_ratio) if mixes else 0
     batches = []
     for _ in range(plan.steps):
         # All draw from one generator, so they keep this order.
@@ -404,18 +397,14 @@ def _find_forms(plan: Plan, facts: Mapping[str, Signal], embedder: Embedder) -> 
 
 
 def _add_paraphrases(
-    lessons: Sequence[Lesson],
-    forms: Forms,
-    templates: Mapping[str, Sequence[str]],
-    count: int,
-    rng: random.Random,
+    plan: Plan, lessons: Sequence[Lesson], forms: Forms, rng: random.Random
 ) -> list[Lesson]:
-    """Return the lessons, those of facts with ``count`` more wordings of the question.
+    """Return the lessons, and those of facts in ``num_paraphrases`` more wordings of the question.
 
     A fact learned in one wording is known only in that wording (Allen-Zhu and Li 2023, arXiv
     2309.14316). Forms of its relation come first, and templates around the question fill up.
     """
-    added = []
+    templates, count, added = plan.general_prompts.templates, plan.recipe.num_paraphrases, []
     for lesson in lessons:
         added.append(lesson)
         if lesson.kind is SignalKind.FACT:

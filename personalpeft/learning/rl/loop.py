@@ -118,16 +118,13 @@ class PracticePlan(Plan):
     @property
     def inputs_digest(self) -> str:
         """Digest of all that a build depends on; without ``state``, of what a step depends on."""
+        practice = {**self.config.to_digest(), **self.plugin_names, "rounds": self.rounds_before}
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
                 "base": self.live.base,
                 "layer": self.layer,
-                "practice": {
-                    **self.config.to_digest(),
-                    **self.plugin_names,
-                    "rounds": self.rounds_before,
-                },
+                "practice": practice,
                 "tasks": self.data_digest,
                 "recipe": self.recipe.to_digest(),
                 "rounds": self.state.rounds or None,

@@ -140,9 +140,7 @@ class TrainingConfig(CardConfig):
     min_steps_batches: Count = 3  # more signals than these batches take proportionally more steps
     max_steps: Count = 120  # limit of steps
     batch_size: Count = 4  # lessons a step
-    preference_pairs: Size = (
-        1  # lessons of a batch that add a DPO loss, if they have a rejected text
-    )
+    preference_pairs: Size = 1  # lessons with a rejected text that add a DPO loss to a step
     beta: Number = 0.1  # beta of DPO and KTO
     fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
     few_shot_replies: Size = 4  # few-shot replies a step (data/batching.py)
@@ -157,9 +155,7 @@ class TrainingConfig(CardConfig):
     max_grad_norm: Number = 1.0  # gradients are clipped to this norm
     weight_decay: Number = 0.0  # of AdamW
     eval_fraction: Fraction = 0.25  # share of the lessons that is held out
-    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = (
-        MAX_LENGTH  # tokens at which a reply is cut
-    )
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = MAX_LENGTH  # tokens a reply is cut at
     tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see lesson.py
     seed: Size = 0  # of A and of the order of lessons
     # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
@@ -285,9 +281,8 @@ def load_training_configs(
     for kind, defaults in _LAYER_DEFAULTS.items():
         values = {**defaults, **fields[""], **fields[kind]}
         modules = _select_modules(values.get("target_modules", ()), projections)
-        configs[kind] = TrainingConfig(
-            **{**values, "target_modules": modules or tuple(projections)}
-        )
+        values["target_modules"] = modules or tuple(projections)
+        configs[kind] = TrainingConfig(**values)
     return TrainingConfigs(**configs)
 
 
