@@ -254,7 +254,7 @@ def build_batches(
     # keeps them alive.
     known: dict[tuple[int, str, bool], tuple[Sequence[Message], Continuation]] = {}
 
-    def encode(messages: Sequence[Message], answer: str, ended: bool) -> Continuation:
+    def encode(messages: Sequence[Message], answer: str, ended: bool = True) -> Continuation:
         key = id(messages), answer, ended
         if key not in known:
             length = config.max_length
@@ -263,7 +263,7 @@ def build_batches(
         return known[key][1]
 
     def regularize(prompt: str, reply: str) -> KLRegularizer:
-        item = encode([Message("user", prompt)], reply, True)
+        item = encode([Message("user", prompt)], reply)
         held = Continuation(item.prompt, item.completion[:_KL_TOKENS])
         start = min(prompt in replies.free_start, len(held.completion) - 1)
         return KLRegularizer(held, start, config.kl_weight / max(1, config.kl_prompts))
@@ -272,7 +272,7 @@ def build_batches(
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
     distilled = [
         ContextDistillationLoss(
-            encode(messages[-1:], reply, True), encode(messages, reply, True), few_shot_weight
+            encode(messages[-1:], reply), encode(messages, reply), few_shot_weight
         )
         for messages, reply in replies.few_shot
     ]
