@@ -47,9 +47,9 @@ from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,
-    check_training_tables,
     load_training_configs,
     override_config,
+    read_training_tables,
 )
 from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
@@ -89,7 +89,7 @@ def kept_verifier(services: Services, revision: Revision | None) -> CheckedVerif
 def check_card(card: ModelCard) -> None:
     """Check what a card says of learning, without its base. Raises ``CardError``."""
     load_margins(card.name, card.gate)
-    check_training_tables(card.name, card.learning)
+    read_training_tables(card.name, card.learning)
     RLConfig.read_table(card.name, "practice", card.practice)
 
 

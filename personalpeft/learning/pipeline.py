@@ -51,16 +51,12 @@ from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
 from personalpeft.learning.plan import Plan, liked
 from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.loop import (
-    PracticePlan,
-    RLLoop,
-    allow_regressions,
-    map_practice_errors,
-)
+from personalpeft.learning.rl.loop import PracticePlan, RLLoop, allow_regressions
 from personalpeft.learning.train.loop import (
-    CheckpointStore,
+    Checkpoint,
     LoopControl,
     TrainResult,
+    map_training_errors,
     open_session,
     train_plans,
 )
@@ -205,12 +201,12 @@ class TrainingPipeline:
             spent = elapsed / seconds if seconds is not None else 0.0
             self._show("Practicing", 1, min(1.0, max(done, spent)))
 
-        checkpoints = CheckpointStore.of_layer(store, plan.user, plan.layer)
-        with map_practice_errors():
+        with map_training_errors():
             session = open_session(self.services, plan)
         with closing(session):
             engine = self.services.learning_engine
-            loop = RLLoop(engine, plan, session, checkpoints, self._control(show))
+            checkpoint = Checkpoint.of_plan(store, plan)
+            loop = RLLoop(engine, plan, session, checkpoint, self._control(show))
             practiced = replace(plan, state=loop.run())
             if practiced.steps:
                 return store_candidate(self.services, practiced, session.weights())

@@ -19,10 +19,10 @@ from personalpeft.learning.data.assignment import (
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.facts import paraphrases_digest
 from personalpeft.learning.data.general_prompts import (
     GeneralPrompts,
     load_general_prompts,
+    paraphrases_digest,
     prompt_languages,
 )
 from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout

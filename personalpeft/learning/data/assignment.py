@@ -25,10 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 
-from personalpeft.learning.data.facts import as_test, fact_lessons, helpful_turns, reveals
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import Lesson, fact_lessons, helpful_turns, reveals
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import normalize, superseded_facts
@@ -96,8 +94,7 @@ def load_assignments(
         NotFound: There is no such user.
     """
     signals = store.ledger.signals(user, until=until)
-    facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
-    turns = _load_fact_turns(store.ledger, user, facts, until)
+    turns = _load_fact_turns(store.ledger, user, signals, until)
     continued = store.ledger.continued(user, [each.id for each in turns], until=until)
     # Former ones count too: a reply does not lose a fact by its retraction.
     former = store.ledger.signals(user, kinds=PROMPT_KINDS, current=False, until=until)
@@ -205,12 +202,13 @@ def scrub_assignments(
 
 
 def _load_fact_turns(
-    ledger: Ledger, user: str, facts: Sequence[Signal], until: int | None
+    ledger: Ledger, user: str, signals: Sequence[Signal], until: int | None
 ) -> tuple[Turn, ...]:
     """Return the turns that used facts without a stated answer, and the newest, oldest first.
 
     The newest turn shows whether a conversation went on after a fact was used.
     """
+    facts = (signal for signal in signals if signal.kind is SignalKind.FACT)
     bare = [fact.id for fact in facts if not fact.payload.get("answer")]
     if not bare:
         return ()
@@ -222,8 +220,8 @@ def _load_fact_turns(
 
 def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     def strength(signal: Signal) -> tuple[bool, int]:
-        kind = 0 if signal.is_unclear_reward else _STRENGTH[signal.kind]
-        return signal.source == USER_SOURCE, kind
+        clear = 0 if signal.is_unclear_reward else _STRENGTH[signal.kind]
+        return signal.source == USER_SOURCE, clear
 
     best: dict[str, Signal] = {}
     for signal in signals:
@@ -240,8 +238,8 @@ def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     return best
 
 
-def _unused(signal: Signal, code: ReasonCode, **data: object) -> Assignment:
-    return Assignment(signal, Placement.UNUSED, reason(code, **data))
+def _unused(signal: Signal, why: Reason, superseded_by: str | None = None) -> Assignment:
+    return Assignment(signal, Placement.UNUSED, why, superseded_by=superseded_by)
 
 
 def _assign_one(
@@ -256,9 +254,9 @@ def _assign_one(
         code = ReasonCode.TRAINING_FORBIDDEN if forbids else ReasonCode.COMMENT_IS_RULE
         return Assignment(signal, Placement.RULE, Reason(code))
     if signal.forbids_training:
-        return _unused(signal, ReasonCode.TRAINING_FORBIDDEN)
+        return _unused(signal, Reason(ReasonCode.TRAINING_FORBIDDEN))
     if not signal.is_trainable:
-        return _unused(signal, ReasonCode.NOT_USER_ACT)
+        return _unused(signal, Reason(ReasonCode.NOT_USER_ACT))
     if signal.kind is SignalKind.DEMONSTRATION:
         payload = signal.payload
         before = map(Message.from_list, payload.get("before", ()))
@@ -268,16 +266,19 @@ def _assign_one(
         why = Reason(ReasonCode.DEMONSTRATION)
         return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
     if signal.turn is None:
-        return _unused(signal, ReasonCode.NO_TURN)
+        return _unused(signal, Reason(ReasonCode.NO_TURN))
     best = strongest[signal.turn]
     if best.id != signal.id:
-        unused = _unused(signal, ReasonCode.STRONGER_SIGNAL, kind=str(best.kind))
-        return replace(unused, superseded_by=best.id)
+        return _unused(signal, reason(ReasonCode.STRONGER_SIGNAL, kind=str(best.kind)), best.id)
     turn = turn_of(signal.turn)
-    is_rating = signal.kind in (SignalKind.RATING, SignalKind.REWARD)
-    if is_rating and any(reveals(outdated[each], turn) for each in turn.used if each in outdated):
-        return _unused(signal, ReasonCode.FACT_OUTDATED)
-    return _assign_from_turn(signal, turn, forbids_reply=reply_shows(turn, turn_of, forbidden))
+    forbids_reply = reply_shows(turn, turn_of, forbidden)
+    if signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE):
+        return _assign_written(signal, turn, forbids_reply=forbids_reply)
+    if any(reveals(outdated[each], turn) for each in turn.used if each in outdated):
+        return _unused(signal, Reason(ReasonCode.FACT_OUTDATED))
+    if forbids_reply:
+        return _unused(signal, Reason(ReasonCode.REPLY_TRAINING_FORBIDDEN))
+    return _assign_rating(signal, turn)
 
 
 def layer_of(signal: Signal) -> str:
@@ -314,7 +315,7 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
     if newer is not None:
         is_users = newer.source == USER_SOURCE != signal.source
         code = ReasonCode.USER_FACT if is_users else ReasonCode.NEWER_FACT
-        return replace(_unused(signal, code), superseded_by=newer.id)
+        return _unused(signal, Reason(code), newer.id)
     if signal.forbids_training:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.TRAINING_FORBIDDEN))
     if signal.source != USER_SOURCE:
@@ -322,47 +323,39 @@ def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) 
     lessons = fact_lessons(signal, helpful)
     if not lessons:
         return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
-    why = (
-        Reason(ReasonCode.FACT_WITH_ANSWER)
-        if lessons[0].is_users
-        else reason(ReasonCode.FACT_HELPED, count=len(helpful))
-    )
+    why = Reason(ReasonCode.FACT_WITH_ANSWER)
+    if not lessons[0].is_users:
+        why = reason(ReasonCode.FACT_HELPED, count=len(helpful))
     return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=lessons)
 
 
-def _assign_from_turn(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Assignment:
-    if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
-        if forbids_reply:
-            return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
-        return _assign_rating(signal, turn)
+def _assign_written(signal: Signal, turn: Turn, *, forbids_reply: bool) -> Assignment:
+    """Assign an edit or a preference: its text is wanted rather than the reply."""
     # The layer is known only where revisions of that layer were compared.
     if signal.payload.get("layer") == "memory":
-        return _unused(signal, ReasonCode.MEMORY_COMPARISON)
+        return _unused(signal, Reason(ReasonCode.MEMORY_COMPARISON))
     if forbids_reply and "revision" in signal.payload:
         # Both answers of a comparison had the same facts in the prompt.
-        return _unused(signal, ReasonCode.REPLY_TRAINING_FORBIDDEN)
-    is_edit = signal.kind is SignalKind.EDIT
-    why = Reason(ReasonCode.EDIT if is_edit else ReasonCode.PREFERENCE)
-    text, rejected = signal.payload["text"], None if forbids_reply else turn.reply or None
-    ended = not signal.payload.get("cut_off")
+        return _unused(signal, Reason(ReasonCode.REPLY_TRAINING_FORBIDDEN))
+    code = ReasonCode.EDIT if signal.kind is SignalKind.EDIT else ReasonCode.PREFERENCE
     lesson = Lesson(
         signal.id,
         signal.kind,
         turn.messages,
-        text,
-        rejected,
-        ended=ended,
+        signal.payload["text"],
+        rejected=None if forbids_reply else turn.reply or None,
+        ended=not signal.payload.get("cut_off"),
         rejected_ended=turn.ended,
     )
-    return Assignment(signal, Placement.LAYER, why, layer_of(signal), lesson)
+    return Assignment(signal, Placement.LAYER, Reason(code), layer_of(signal), lesson)
 
 
 def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
     """Assign a rating or reward: its value weighs the reply as one to give again, or to avoid."""
     if not turn.reply.strip():
-        return _unused(signal, ReasonCode.EMPTY_REPLY)
+        return _unused(signal, Reason(ReasonCode.EMPTY_REPLY))
     if signal.is_unclear_reward:
-        return _unused(signal, ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD)
+        return _unused(signal, reason(ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD))
     value: float = signal.payload["value"]
     is_users = signal.source == USER_SOURCE
     weight = abs(value) * (_USER_WEIGHT if is_users else _OBSERVED_WEIGHT)
@@ -387,15 +380,16 @@ def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment
         request = canonical_json([message.to_list() for message in each.lesson.messages])
         same_request = active.setdefault((each.layer, request), [])
         rivals = [n for n in same_request if _conflict(each.lesson, assignments[n].lesson)]
-        yields = ((assignments[n], _yields_to(each, assignments[n])) for n in rivals)
-        if lost := next(((winner, why) for winner, why in yields if why), None):
-            settled[number] = _supersede(each, *lost)
-            continue
         for rival in rivals:
+            if why := _yields_to(each, assignments[rival]):
+                settled[number] = _unused(each.signal, why, assignments[rival].signal.id)
+                break
+        else:
             why = reason(ReasonCode.CONTRADICTED, kind=str(each.signal.kind))
-            settled[rival] = _supersede(assignments[rival], each, why)
-            same_request.remove(rival)
-        same_request.append(number)
+            for rival in rivals:
+                settled[rival] = _unused(assignments[rival].signal, why, each.signal.id)
+                same_request.remove(rival)
+            same_request.append(number)
     return settled
 
 
@@ -418,10 +412,8 @@ def _conflict(lesson: Lesson, other: Lesson | None) -> bool:
 
 def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
     """Return why the earlier of two assignments stays the lesson, or None where the later wins."""
-    is_users, earlier_is_users = (
-        later.signal.source == USER_SOURCE,
-        earlier.signal.source == USER_SOURCE,
-    )
+    is_users = later.signal.source == USER_SOURCE
+    earlier_is_users = earlier.signal.source == USER_SOURCE
     kind = str(earlier.signal.kind)
     if earlier_is_users and not is_users:
         return Reason(ReasonCode.RATED_BY_USER)
@@ -443,21 +435,18 @@ def _replace_taught_tests(
 
     Facts that are not current count, since the live revision may have been trained on them.
     """
-
-    def question(messages: Sequence[Message]) -> str:
-        return normalize(messages[-1].content)
-
-    facts = [fact for fact in former if fact.kind is SignalKind.FACT]
+    lessons = [lesson for each in assignments for lesson in each.extra_examples]
+    for each in former:
+        if each.kind is SignalKind.FACT:
+            lessons += fact_lessons(each, ())
     taught: dict[str, set[str]] = {}
-    for lesson in chain(
-        *(fact_lessons(fact, ()) for fact in facts), *(each.extra_examples for each in assignments)
-    ):
+    for lesson in lessons:
         if not lesson.is_test:
-            taught.setdefault(question(lesson.messages), set()).add(lesson.signal)
+            taught.setdefault(normalize(lesson.question), set()).add(lesson.signal)
 
     def untaught(lesson: Lesson) -> Lesson:
-        others = taught.get(question(lesson.messages), set()) - {lesson.signal}
-        return as_test(lesson) if lesson.is_test and others else lesson
+        others = taught.get(normalize(lesson.question), set()) - {lesson.signal}
+        return lesson.as_test() if lesson.is_test and others else lesson
 
     return [
         replace(each, extra_examples=tuple(map(untaught, each.extra_examples)))
@@ -465,34 +454,27 @@ def _replace_taught_tests(
     ]
 
 
-def _supersede(assignment: Assignment, winner: Assignment, why: Reason) -> Assignment:
-    return Assignment(assignment.signal, Placement.UNUSED, why, superseded_by=winner.signal.id)
-
-
 def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
     """Drop lessons that show an old style.
 
     Likes of replies in the old style go too, and earlier dislikes of replies in the new one.
     """
-    style = {
-        number: each.lesson
+    written = [
+        (number, each.lesson.prompt_response)
         for number, each in enumerate(assignments)
-        if each.layer == "style" and each.lesson is not None and each.lesson.chosen
-    }
-    written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = find_style_change(tuple(style[number].prompt_response for number in written))
+        if each.layer == "style" and each.lesson is not None
+        if each.lesson.chosen and each.lesson.kind is not SignalKind.RATING
+    ]
+    change = find_style_change(tuple(example for _, example in written))
     if change is None:
         return assignments
-    first = written[change.index]
+    first, _ = written[change.index]
     since = assignments[first].signal.id
     settled = list(assignments)
-    disliked = {
-        number: each.lesson
-        for number, each in enumerate(assignments[:first])
-        if each.layer == "style" and each.lesson is not None and not each.lesson.chosen
-    }
-    for number, lesson in (style | disliked).items():
-        is_older = number < first
+    for number, each in enumerate(assignments):
+        lesson, is_older = each.lesson, number < first
+        if lesson is None or each.layer != "style" or not (lesson.chosen or is_older):
+            continue
         # A reply in the new style is no longer disliked for it.
         if change.matches(lesson.chosen or lesson.rejected or "") is bool(lesson.chosen):
             continue
@@ -500,7 +482,7 @@ def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
             # Without ``superseded_by``: a lesson that supersedes a held-out one is held out too.
             # The new style must not be held out for the old one.
             code = ReasonCode.STYLE_CHANGED_SINCE if is_older else ReasonCode.STYLE_CHANGED_BEFORE
-            settled[number] = _unused(assignments[number].signal, code, since=since)
+            settled[number] = _unused(each.signal, reason(code, since=since))
     return settled
 
 
@@ -515,10 +497,12 @@ def _drop_dislikes_if_too_few(assignments: Sequence[Assignment]) -> Sequence[Ass
     down = len(ratings) - up
     if min(up, down) >= MIN_THUMBS:
         return assignments
-    code, counts = ReasonCode.TOO_FEW_THUMBS, {"needed": MIN_THUMBS, "up": up, "down": down}
+    counts = {"needed": MIN_THUMBS, "up": up, "down": down}
     return [
-        _unused(each.signal, code, kind=str(each.signal.kind), **counts)
-        if each.lesson is not None and not each.lesson.chosen
-        else each
+        each
+        if each.lesson is None or each.lesson.chosen
+        else _unused(
+            each.signal, reason(ReasonCode.TOO_FEW_THUMBS, kind=str(each.signal.kind), **counts)
+        )
         for each in assignments
     ]

@@ -1,44 +1,238 @@
-"""Builds the batches of a training run from the lessons of a plan. Pure.
+"""Makes the training data of a plan: replies of the stack below, and the losses of each step.
 
-Invariant: plan, tokenizer and the configuration's seed decide every batch. The order in which the
-one random generator is used is part of that.
+Before a layer is trained, the stack below it replies to general prompts. Plain replies regularise:
+the trained stack is held to them. Few-shot replies teach. A dozen lessons say little about other
+prompts. But with the lessons as earlier turns, even a small model answers the next prompt in the
+same way. The layer learns to answer so without them. This is context distillation (Askell et al.
+2021, arXiv 2112.00861) on generated texts (Kim and Rush 2016, arXiv 1606.07947).
+
+Only prompts similar to those of the lessons are answered so. A user who edits notes into JSON wants
+no JSON from other questions. Similarity is the cosine of sentence embeddings. The lessons set its
+scale, so it holds for any topic, language and kind of request.
+
+Invariant: plan, replies, tokenizer and the configuration's seed decide every batch. The order in
+which the one random generator is used is part of that.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+import numpy as np
 
 from personalpeft.backends.base import Backend, Continuation, Loss
-from personalpeft.learning.data.facts import paraphrase, question_templates
-from personalpeft.learning.data.general_prompts import QuestionBank, QuestionForms
-from personalpeft.learning.data.general_replies import GeneralReplies
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.chat.examples import MIN_LESSONS, similarity_between
+from personalpeft.engine.engine import Request
+from personalpeft.errors import PersonalPeftError
+from personalpeft.learning.data.general_prompts import (
+    BASE_SAMPLING,
+    QuestionBank,
+    QuestionForms,
+    fill_templates,
+    is_degenerate,
+)
+from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
     ContextDistillationLoss,
-    ContinuationEncoder,
+    DPOLoss,
     KLRegularizer,
     KTOLoss,
     SFTLoss,
-    build_lesson_losses,
+    encode_continuation,
 )
 from personalpeft.memory.conflicts import normalize
 from personalpeft.memory.items import Memory, fact_texts
-from personalpeft.memory.types import Embedder
-from personalpeft.types import Message, Signal, SignalKind
+from personalpeft.memory.types import Embedder, Vectors
+from personalpeft.services import Services
+from personalpeft.types import Message, Sampling, Signal, SignalKind
 
 T = TypeVar("T")
 
+MIN_PROMPTS, MAX_PROMPTS = 8, 16
+"""Fewer similar prompts are similar by chance: none of them is answered. More take time."""
+
+# A reply may be longer than the longest lesson by a half; one that still goes on is left out.
+_LENGTH_FACTOR, _EXTRA_TOKENS = 1.5, 4
+# Of four lessons three are at least so similar to another: prompts like them begin as they do.
+_HELD_QUANTILE = 0.25
+# Fewer distant prompts are too few to hold the layer to the stack below.
+_MIN_DISTANT = 24
+# Half of the lessons are this similar. Few-shot replies need closer prompts.
+_FEW_SHOT_QUANTILE = 0.5
 # Lessons of one group that follow each other. More read less, and make a step less varied.
 _GROUP_RUN = 4
 # A general reply is held up to here. What follows depends on it, and takes time.
 _KL_TOKENS = 12
+
+Encode: TypeAlias = Callable[[Sequence[Message], str, bool], Continuation]
+"""Returns an answer after its messages as tokens. The last argument is whether it ended."""
+
 Forms: TypeAlias = Mapping[tuple[str, str], QuestionForms]
 """By fact and question."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralReplies:
+    """Prompts with the replies of the stack below.
+
+    - ``plain``: replies that the trained stack is held to, to prompts unlike the lessons'.
+    - ``free_start``: where nearly all prompts are like the lessons', these are in ``plain`` as
+      well. Their first token is not held, so that a reply may begin in the new style.
+    - ``few_shot``: conversations of lessons and a prompt, with the reply, which are distilled.
+    """
+
+    plain: Sequence[tuple[str, str]]
+    free_start: frozenset[str]
+    few_shot: Sequence[tuple[tuple[Message, ...], str]]
+
+
+def generate_general_replies(
+    services: Services,
+    plans: Mapping[str, Plan],
+    *,
+    cancelled: Callable[[], bool],
+    paused: Callable[[], bool],
+) -> dict[str, GeneralReplies | PersonalPeftError]:
+    """Return the general replies for each user's plan, or the error that concerns one user.
+
+    Args:
+        services: The wired parts.
+        plans: By user, what is to be built.
+        cancelled: Returns whether to stop. Callers check it again: replies may then be cut off.
+        paused: Returns whether to wait.
+    """
+    prompts = {user: _regularizer_prompts(plan) for user, plan in plans.items()}
+    few_shot = {user: _few_shot_requests(services, plan) for user, plan in plans.items()}
+    completed = services.completions.complete_for_users(
+        {
+            user: [
+                *(_ask(plan, (Message("user", each),), BASE_SAMPLING) for each in prompts[user]),
+                *few_shot[user],
+            ]
+            for user, plan in plans.items()
+        },
+        cancelled=cancelled,
+        paused=paused,
+    )
+    return {
+        user: texts
+        if isinstance(texts, PersonalPeftError)
+        else _select_replies(services, plans[user], prompts[user], few_shot[user], texts)
+        for user, texts in completed.items()
+    }
+
+
+def _ask(plan: Plan, messages: tuple[Message, ...], sampling: Sampling) -> Request:
+    return Request(plan.user, messages, plan.below, sampling, background=True)
+
+
+def _regularizer_prompts(plan: Plan) -> tuple[str, ...]:
+    if not plan.recipe.kl_prompts:
+        return ()
+    general = plan.general_prompts
+    if plan.layer == "memory":
+        # Facts are no way of answering. Held to short questions alone, a memory of five facts
+        # answered a question about soup with "Sugar.".
+        return (*general.regularizer_prompts, *general.everyday_prompts)
+    return general.regularizer_prompts
+
+
+def _few_shot_requests(services: Services, plan: Plan) -> list[Request]:
+    if not plan.recipe.few_shot_replies:
+        return []
+    prompts = plan.general_prompts.everyday_prompts
+    similar = _similar(services, plan, prompts, _FEW_SHOT_QUANTILE)
+    if len(similar) < MIN_PROMPTS:
+        return []
+    backend, lessons = services.learning_engine.backend, _examples(plan)
+    longest = max(len(backend.encode(lesson.chosen)) for lesson in lessons)
+    limit = min(plan.recipe.max_length, int(_LENGTH_FACTOR * longest) + _EXTRA_TOKENS)
+    conversations = (
+        few_shot_messages(lessons, (Message("user", prompt),), backend, limit)
+        for prompt in similar[:MAX_PROMPTS]
+    )
+    sampling = Sampling(max_tokens=limit)
+    return [_ask(plan, messages, sampling) for messages in conversations if len(messages) > 1]
+
+
+def _select_replies(
+    services: Services,
+    plan: Plan,
+    prompts: Sequence[str],
+    few_shot: Sequence[Request],
+    texts: Sequence[str],
+) -> GeneralReplies:
+    """Return the usable ones of a user's replies: ``texts`` to ``prompts``, then to ``few_shot``."""
+    plain = list(zip(prompts, texts, strict=False))
+    similar = frozenset(_similar(services, plan, prompts, _HELD_QUANTILE))
+    if len(plain) - len(similar) >= _MIN_DISTANT:
+        plain = [(prompt, reply) for prompt, reply in plain if prompt not in similar]
+        similar = frozenset()
+    encode, lessons = services.learning_engine.backend.encode, _examples(plan)
+    usable = [
+        (tuple(request.messages), text)
+        for request, text in zip(few_shot, texts[len(prompts) :], strict=True)
+        if is_usable(text, lessons, len(encode(text)), request.sampling.max_tokens)
+    ]
+    return GeneralReplies(plain, similar, usable)
+
+
+def is_usable(reply: str, lessons: Sequence[Lesson], tokens: int, limit: int) -> bool:
+    """Return whether a few-shot reply can be trained on.
+
+    Left out are replies that were cut off, that repeat themselves, or that repeat a lesson.
+
+    Args:
+        reply: The reply.
+        lessons: The lessons that it imitates.
+        tokens: How many tokens the reply has.
+        limit: The tokens at which it was cut off.
+    """
+    repeats = any(reply.strip() == lesson.chosen.strip() for lesson in lessons)
+    return tokens < limit and not repeats and not is_degenerate(reply)
+
+
+def _similar(
+    services: Services, plan: Plan, prompts: Sequence[str], quantile: float
+) -> tuple[str, ...]:
+    """Return the prompts that are like those of a plan's lessons."""
+    if plan.layer == "memory" or not prompts:
+        # Facts are no way of answering: nothing of them belongs into other replies.
+        return ()
+    lessons = services.memory.embedder.embed([lesson.question for lesson in _examples(plan)])
+    return similar_prompts(prompts, services.router.embed_general(prompts), lessons, quantile)
+
+
+def similar_prompts(
+    prompts: Sequence[str], vectors: Vectors, lessons: Vectors, quantile: float
+) -> tuple[str, ...]:
+    """Return the prompts that are as similar to lessons as these are to one another.
+
+    Args:
+        prompts: General prompts.
+        vectors: ``[len(prompts), size]``, their embeddings, each of length 1.
+        lessons: ``[n, size]``, the embeddings of the lessons' prompts, each of length 1.
+        quantile: Which of the lessons' similarities to their nearest other lesson is enough.
+
+    Returns:
+        The most similar prompt first; none where there are too few lessons to compare.
+    """
+    if len(lessons) < MIN_LESSONS:
+        return ()
+    enough = similarity_between(lessons, quantile)
+    nearest = (vectors @ lessons.T).max(axis=1)
+    order = np.argsort(-nearest, kind="stable")
+    return tuple(prompts[index] for index in order if nearest[index] >= enough)
+
+
+def _examples(plan: Plan) -> Sequence[Lesson]:
+    return (*plan.replay, *plan.new_examples)
 
 
 def build_batches(
@@ -53,183 +247,182 @@ def build_batches(
         memory: Finds other wordings of questions about facts, and what facts may answer.
     """
     config = plan.recipe
-    forms = _find_forms(plan, memory.embedder)
-    encode = ContinuationEncoder(backend, config.max_length)
+    signals = (assignment.signal for assignment in plan.assignments)
+    facts = {each.id: each for each in signals if each.kind is SignalKind.FACT}
+    forms = _find_forms(plan, facts, memory.embedder)
+    # Steps repeat lessons. By identity, since equal messages may offer different tools. The value
+    # keeps them alive.
+    known: dict[tuple[int, str, bool], tuple[Sequence[Message], Continuation]] = {}
 
-    def encode_plain(prompt: str, reply: str) -> Continuation:
-        return encode([Message("user", prompt)], reply)
+    def encode(messages: Sequence[Message], answer: str, ended: bool = True) -> Continuation:
+        key = id(messages), answer, ended
+        if key not in known:
+            length = config.max_length
+            made = encode_continuation(backend, messages, answer, length, ended=ended)
+            known[key] = messages, made
+        return known[key][1]
 
     def regularize(prompt: str, reply: str) -> KLRegularizer:
-        item = encode_plain(prompt, reply)
+        item = encode([Message("user", prompt)], reply)
         held = Continuation(item.prompt, item.completion[:_KL_TOKENS])
         start = min(prompt in replies.free_start, len(held.completion) - 1)
         return KLRegularizer(held, start, config.kl_weight / max(1, config.kl_prompts))
 
-    regularizers = [regularize(prompt, reply) for prompt, reply in replies.plain if reply]
+    regularized = [regularize(prompt, reply) for prompt, reply in replies.plain if reply]
     few_shot_weight = config.few_shot_weight / max(1, config.few_shot_replies)
-    few_shot = [
+    distilled = [
         ContextDistillationLoss(
-            encode_plain(messages[-1].content, reply), encode(messages, reply), few_shot_weight
+            encode(messages[-1:], reply), encode(messages, reply), few_shot_weight
         )
         for messages, reply in replies.few_shot
     ]
     rng = random.Random(config.seed)
-    new_queue, replay_queue = (
-        _EpochSampler(
-            _add_paraphrases(
-                lessons, forms, plan.general_prompts.templates, config.num_paraphrases, rng
-            ),
-            rng,
-            lambda lesson: lesson.group,
-        )
+    new, replay = (
+        _in_epochs(_add_paraphrases(plan, lessons, forms, rng), rng, lambda lesson: lesson.group)
         for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
-    regularizer_queue = _EpochSampler(regularizers, rng)
-    few_shot_queue = _EpochSampler(few_shot, rng)
-    unanswerable_queue = _EpochSampler(_build_refusals(plan, encode, forms, memory, rng), rng)
+    refusals = _in_epochs(_build_refusals(plan, facts, forms, encode, memory, rng), rng)
+    regularizers, few_shot = _in_epochs(regularized, rng), _in_epochs(distilled, rng)
     # Without disliked replies none of the liked may be drawn: each draw changes later batches.
-    liked_queue = _EpochSampler(plan.desirable_examples if plan.undesirable_examples else (), rng)
-    disliked_queue = _EpochSampler(plan.undesirable_examples, rng)
-    replayed = 0
-    if plan.new_examples and plan.replay:
-        replayed = round(config.batch_size * config.replay_ratio)
+    liked = _in_epochs(plan.desirable_examples if plan.undesirable_examples else (), rng)
+    disliked = _in_epochs(plan.undesirable_examples, rng)
+    mixes = bool(plan.new_examples and plan.replay)
+    replayed = round(config.batch_size * config.replay_ratio) if mixes else 0
     batches = []
     for _ in range(plan.steps):
-        lessons = new_queue.take(config.batch_size - replayed) + replay_queue.take(replayed)
-        kl_losses = regularizer_queue.take(config.kl_prompts)
-        few_shot_losses = few_shot_queue.take(config.few_shot_replies)
-        desirable = liked_queue.take(config.rated_replies)
-        undesirable = disliked_queue.take(config.rated_replies)
+        # All draw from one generator, so they keep this order.
+        lessons = [*islice(new, config.batch_size - replayed), *islice(replay, replayed)]
+        kl_losses = list(islice(regularizers, config.kl_prompts))
+        few_shot_losses = list(islice(few_shot, config.few_shot_replies))
+        desirable = list(islice(liked, config.rated_replies))
+        undesirable = list(islice(disliked, config.rated_replies))
         batches.append(
             (
                 *build_lesson_losses(lessons, encode, config),
                 *few_shot_losses,
                 *_build_kto_losses(desirable, undesirable, config, encode),
-                *unanswerable_queue.take(config.unanswerable_prompts),
+                *islice(refusals, config.unanswerable_prompts),
                 *kl_losses,
             )
         )
     return tuple(batches)
 
 
-class _EpochSampler(Generic[T]):
-    """Gives items in epochs: each has every item once, in an order of its own.
+def _in_epochs(
+    items: Sequence[T],
+    rng: random.Random,
+    group_of: Callable[[T], str | None] = lambda item: None,
+) -> Iterator[T]:
+    """Yield items without end: each epoch has every item once, in an order of its own.
 
     Items of a group come a few at a time. A step then reads the shared beginning of their prompts
     once. ``group_of`` returns the group of an item, or None.
     """
-
-    def __init__(
-        self,
-        items: Sequence[T],
-        rng: random.Random,
-        group_of: Callable[[T], str | None] = lambda item: None,
-    ) -> None:
-        self._items = items
-        self._rng = rng
-        self._group_of = group_of
-        self._left: list[T] = []
-
-    def take(self, count: int) -> list[T]:
-        """Return the next ``count`` items, none if there are no items."""
-        taken: list[T] = []
-        while len(taken) < count and self._items:
-            if not self._left:
-                self._left = self._shuffled()
-                self._left.reverse()
-            taken.append(self._left.pop())
-        return taken
-
-    def _shuffled(self) -> list[T]:
-        items = list(self._items)
-        self._rng.shuffle(items)
+    while items:
+        epoch = list(items)
+        rng.shuffle(epoch)
         groups: dict[object, list[T]] = {}
-        for number, item in enumerate(items):
-            group = self._group_of(item)
+        for number, item in enumerate(epoch):
+            group = group_of(item)
             groups.setdefault(number if group is None else group, []).append(item)
-        if len(groups) == len(items):
-            return items
-        runs = [
-            group[first : first + _GROUP_RUN]
-            for group in groups.values()
-            for first in range(0, len(group), _GROUP_RUN)
-        ]
-        self._rng.shuffle(runs)
-        return [item for run in runs for item in run]
+        if len(groups) < len(epoch):
+            runs = [
+                group[first : first + _GROUP_RUN]
+                for group in groups.values()
+                for first in range(0, len(group), _GROUP_RUN)
+            ]
+            rng.shuffle(runs)
+            epoch = [item for run in runs for item in run]
+        yield from epoch
 
 
-def _find_forms(plan: Plan, embedder: Embedder) -> Forms:
-    """Return the question forms of each question that a fact is learned from."""
-    bank = QuestionBank(embedder, plan.general_prompts.languages)
-    facts = _facts(plan)
-    judging = {normalize(lesson.messages[-1].content) for lesson in plan.holdout}
-    found = {}
-    for lesson in (*plan.new_examples, *plan.replay):
-        if lesson.kind is SignalKind.FACT:
-            question = lesson.messages[-1].content
-            forms = bank.find(facts[lesson.signal].payload["text"], question)
-            # What judges a fact is not trained on.
-            free = (each for each in forms.paraphrases if normalize(each) not in judging)
-            found[lesson.signal, question] = replace(forms, paraphrases=tuple(free))
-    return _drop_shared_forms(found, facts)
+def build_lesson_losses(
+    lessons: Sequence[Lesson], encode: Encode, config: TrainingConfig
+) -> Iterator[Loss]:
+    """Yield the losses of one step's lessons: SFT, then context distillation, then DPO.
 
-
-def _drop_shared_forms(forms: Forms, facts: Mapping[str, Signal]) -> Forms:
-    """Return the forms without those that facts with different answers have in common.
-
-    A question that a fact was stated with is a form of that fact.
+    Args:
+        lessons: The lessons of the step.
+        encode: Encodes their replies.
+        config: The weights of the losses.
     """
+    share = len(lessons)
+    shown = [lesson for lesson in lessons if lesson.teacher_messages is None]
+    for lesson in shown:
+        target = encode(lesson.messages, lesson.chosen, lesson.ended)
+        # Of a fact's few tokens only the first ones are news, and the mean dilutes them.
+        weight = config.fact_weight if lesson.kind is SignalKind.FACT else 1.0
+        yield SFTLoss(target, weight * lesson.weight / share)
+    for lesson in lessons:
+        if lesson.teacher_messages is not None:
+            student, teacher = (
+                encode(messages, lesson.chosen, lesson.ended)
+                for messages in (lesson.messages, lesson.teacher_messages)
+            )
+            yield ContextDistillationLoss(student, teacher, lesson.weight / share)
+    contrasted = [lesson for lesson in shown if lesson.rejected is not None]
+    for lesson in contrasted[: config.preference_pairs]:
+        chosen = encode(lesson.messages, lesson.chosen, lesson.ended)
+        rejected = encode(lesson.messages, lesson.rejected or "", lesson.rejected_ended)
+        yield DPOLoss(chosen, rejected, config.beta, lesson.weight / share)
+
+
+def _find_forms(plan: Plan, facts: Mapping[str, Signal], embedder: Embedder) -> Forms:
+    """Return the question forms of each question that a fact is learned from.
+
+    What judges a fact is not trained on. Nor are forms that facts with different answers have in
+    common. A question that a fact was stated with is a form of that fact.
+    """
+    bank = QuestionBank(embedder, plan.general_prompts.languages)
+    found = {
+        (each.signal, each.question): bank.find(facts[each.signal].payload["text"], each.question)
+        for each in (*plan.new_examples, *plan.replay)
+        if each.kind is SignalKind.FACT
+    }
+    judging = {normalize(lesson.question) for lesson in plan.holdout}
     answers: dict[str, set[str]] = {}
-    for (fact, question), each in forms.items():
+    for (fact, question), forms in found.items():
         answer = normalize(facts[fact].payload.get("answer") or fact)
-        for form in (question, *each.paraphrases):
+        for form in (question, *forms.paraphrases):
             answers.setdefault(normalize(form), set()).add(answer)
+
+    def may_train(form: str) -> bool:
+        form = normalize(form)
+        return form not in judging and len(answers[form]) < 2
+
     return {
-        key: replace(
-            each, paraphrases=tuple(x for x in each.paraphrases if len(answers[normalize(x)]) < 2)
-        )
-        for key, each in forms.items()
+        key: replace(forms, paraphrases=tuple(filter(may_train, forms.paraphrases)))
+        for key, forms in found.items()
     }
 
 
-def _facts(plan: Plan) -> dict[str, Signal]:
-    signals = (assignment.signal for assignment in plan.assignments)
-    return {each.id: each for each in signals if each.kind is SignalKind.FACT}
-
-
 def _add_paraphrases(
-    lessons: Sequence[Lesson],
-    forms: Forms,
-    templates: Mapping[str, Sequence[str]],
-    count: int,
-    rng: random.Random,
+    plan: Plan, lessons: Sequence[Lesson], forms: Forms, rng: random.Random
 ) -> list[Lesson]:
-    """Return the lessons, those of facts with ``count`` more wordings of the question.
+    """Return the lessons, and those of facts in ``num_paraphrases`` more wordings of the question.
 
     A fact learned in one wording is known only in that wording (Allen-Zhu and Li 2023, arXiv
     2309.14316). Forms of its relation come first, and templates around the question fill up.
     """
-    added = []
+    templates, count, added = plan.general_prompts.templates, plan.recipe.num_paraphrases, []
     for lesson in lessons:
         added.append(lesson)
         if lesson.kind is SignalKind.FACT:
-            *before, last = lesson.messages
-            known = forms[lesson.signal, last.content].paraphrases
+            known = forms[lesson.signal, lesson.question].paraphrases
             texts = rng.sample(known, min(count, len(known)))
-            around = question_templates(last.content, templates)
-            around = rng.sample(around, min(count - len(texts), len(around)))
-            added += [
-                lesson.with_prompt(messages)
-                for messages in (
-                    *((*before, replace(last, content=text)) for text in texts),
-                    *paraphrase(lesson.messages, around)[1:],
-                )
-            ]
+            around = fill_templates(lesson.question, templates)
+            texts += rng.sample(around, min(count - len(texts), len(around)))
+            added += map(lesson.with_question, texts)
     return added
 
 
 def _build_refusals(
-    plan: Plan, encode: ContinuationEncoder, forms: Forms, memory: Memory, rng: random.Random
+    plan: Plan,
+    facts: Mapping[str, Signal],
+    forms: Forms,
+    encode: Encode,
+    memory: Memory,
+    rng: random.Random,
 ) -> list[SFTLoss]:
     """Return losses that teach to say "I do not know" where no fact of the user has the answer.
 
@@ -239,8 +432,7 @@ def _build_refusals(
     general, config = plan.general_prompts, plan.recipe
     if not config.unanswerable_prompts:
         return []
-    facts = list(_facts(plan).values())
-    texts = "\n".join(" ".join(fact_texts(fact)) for fact in facts)
+    texts = "\n".join(" ".join(fact_texts(fact)) for fact in facts.values())
     near = {each.question: each for found in forms.values() for each in found.unanswerable}
     asked, others = (
         [prompt for prompt in prompts if not prompt.is_answered_in(texts)]
@@ -248,44 +440,36 @@ def _build_refusals(
     )
     others = rng.sample(others, min(len(asked), len(others)))
     # A fact in other words ("our kitten") may answer a question about the topic ("my cat").
-    may_answer = memory.finds_any(plan.user, facts, [prompt.question for prompt in asked])
+    may_answer = memory.finds_any(
+        plan.user, list(facts.values()), [prompt.question for prompt in asked]
+    )
     asked = [prompt for prompt, answers in zip(asked, may_answer, strict=True) if not answers]
-    losses = []
-    for prompt in (*asked, *others):
-        target = encode([Message("user", prompt.question)], prompt.refusal)
-        losses.append(SFTLoss(target, 1 / config.batch_size))
-    return losses
+    return [
+        SFTLoss(
+            encode([Message("user", prompt.question)], prompt.refusal, True), 1 / config.batch_size
+        )
+        for prompt in (*asked, *others)
+    ]
 
 
 def _build_kto_losses(
     liked: Sequence[Lesson],
     disliked: Sequence[Lesson],
     config: TrainingConfig,
-    encode: ContinuationEncoder,
+    encode: Encode,
 ) -> list[KTOLoss]:
     """Return the loss of rated replies, none unless there are both liked and disliked ones."""
     if not liked or not disliked:
         return []
     rated = [*liked, *disliked]
-    replies = [
-        (lesson.chosen, lesson.ended)
-        if lesson.chosen
-        else (lesson.rejected or "", lesson.rejected_ended)
-        for lesson in rated
-    ]
-
-    def encode_each(replies: Sequence[tuple[str, bool]]) -> tuple[Continuation, ...]:
-        return tuple(
-            encode(lesson.messages, reply, ended=ended)
-            for lesson, (reply, ended) in zip(rated, replies, strict=True)
-        )
-
-    matched = encode_each(replies)
+    # After the prompt of the next one, a reply says nothing of its own prompt.
+    mismatched = zip(rated, [*rated[1:], *rated[:1]], strict=True)
+    matched = tuple(encode(each.messages, *each.rated_reply) for each in rated)
     return [
         KTOLoss(
             desirable=matched[: len(liked)],
             undesirable=matched[len(liked) :],
-            mismatched=encode_each(replies[1:] + replies[:1]),
+            mismatched=tuple(encode(a.messages, *b.rated_reply) for a, b in mismatched),
             beta=config.beta,
             weight=sum(lesson.weight for lesson in rated) / len(rated),
         )

@@ -1,6 +1,6 @@
 """The texts that ship with the package: general prompts with their completions, and question forms.
 
-Regularizer and everyday prompts are used while training (``data/general_replies.py``). Regression
+Regularizer and everyday prompts are used while training (``data/batching.py``). Regression
 probes are asked afterwards. Unanswerable prompts ask for what no user has stated. English prompts
 serve every user. A user who writes in another language of ``prompts/`` has those as well.
 
@@ -30,6 +30,7 @@ import numpy as np
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.train.config import BUILD_FORMAT
+from personalpeft.memory.languages import find_language
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.memory.words import contains_phrase, split_tokens, split_words
 from personalpeft.types import Message, Sampling, canonical_digest
@@ -53,6 +54,7 @@ _MIN_SIMILARITY = 0.25
 # For each word of a form: "What is {x} called?" says more about a relation than "What is {x}?".
 _WORD_BONUS = 0.1
 _CAPITAL_WORDS = frozenset({"I", "I'm", "I've", "I'd", "I'll"})
+_SENTENCE_ENDS = ".!?…。！？｡।॥؟۔።"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class RegressionProbe:
     """A general question, and words of which a right answer contains one."""
 
     question: str
-    right: tuple[str, ...]
+    right: Sequence[str]
 
     def is_right(self, reply: str) -> bool:
         """Return whether the reply contains a right word, in any case and as a whole word."""
@@ -72,7 +74,7 @@ class UnanswerablePrompt:
     """A question about the user, the words of its topics, and the reply to it."""
 
     question: str
-    topics: tuple[str, ...]
+    topics: Sequence[str]
     refusal: str
 
     def is_answered_in(self, texts: str) -> bool:
@@ -110,9 +112,11 @@ class GeneralPrompts:
         return (*self.questions, *self.everyday_prompts)
 
 
+@cache
 def prompt_languages() -> tuple[str, ...]:
-    """Return the languages other than English that have general prompts, as ISO 639-1 codes."""
-    return _languages_of("prompts")
+    """Return the languages other than English, as ISO 639-1 codes. All have question forms too."""
+    files = (resources.files(__package__) / "prompts").iterdir()
+    return tuple(sorted(each.name.removesuffix(".toml") for each in files))
 
 
 @cache
@@ -127,13 +131,9 @@ def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
         digest=canonical_digest(digests) if texts else digests[0],
         regularizer_prompts=tuple(text for each in prompts for text in each["anchors"]),
         everyday_prompts=tuple(text for each in prompts for text in each["everyday"]),
-        probes=tuple(
-            RegressionProbe(probe["question"], tuple(probe["right"]))
-            for each in prompts
-            for probe in each["canaries"]
-        ),
+        probes=tuple(RegressionProbe(**probe) for each in prompts for probe in each["canaries"]),
         unanswerable_prompts=tuple(
-            UnanswerablePrompt(prompt["question"], tuple(prompt["about"]), each["not_told"])
+            UnanswerablePrompt(prompt["question"], prompt["about"], each["not_told"])
             for each in prompts
             for prompt in each["unknown"]
         ),
@@ -142,11 +142,6 @@ def load_general_prompts(languages: tuple[str, ...] = ()) -> GeneralPrompts:
             for language, each in zip(languages, prompts[1:], strict=True)
         },
     )
-
-
-def general_prompts() -> tuple[str, ...]:
-    """Return the general questions in English that have one right answer."""
-    return load_general_prompts().questions
 
 
 def probe_questions() -> tuple[str, ...]:
@@ -203,10 +198,11 @@ class Relation:
     ``refusal`` is the reply.
     """
 
-    statements: tuple[str, ...]
-    questions: tuple[str, ...]
-    forms: tuple[str, ...]
-    others: tuple[str, ...]
+    name: str
+    statements: Sequence[str]
+    questions: Sequence[str]
+    forms: Sequence[str]
+    others: Sequence[str]
     refusal: str
 
     @property
@@ -238,11 +234,6 @@ class QuestionForms:
     unanswerable: tuple[UnanswerablePrompt, ...] = ()
 
 
-def form_languages() -> tuple[str, ...]:
-    """Return the languages other than English that have relations, as ISO 639-1 codes."""
-    return _languages_of("forms")
-
-
 @cache
 def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
     """Return the relations in English, and then those in some other languages."""
@@ -250,35 +241,66 @@ def load_relations(languages: tuple[str, ...] = ()) -> tuple[Relation, ...]:
     for language in ("", *languages):
         general = load_general_prompts((language,) if language else ())
         refusal = general.unanswerable_prompts[-1].refusal
-        relations += [
-            Relation(
-                statements=tuple(each["statements"]),
-                questions=tuple(each.get("questions") or each["forms"][:4]),
-                forms=tuple(each["forms"]),
-                others=tuple(each.get("others", ())),
-                refusal=refusal,
-            )
-            for each in tomllib.loads(_read_forms(language)).get("relations", ())
-        ]
+        for each in tomllib.loads(_read_forms(language))["relations"]:
+            defaults = {"questions": each["forms"][:4], "others": ()}
+            relations.append(Relation(**defaults | each, refusal=refusal))
     return tuple(relations)
 
 
-def forms_digest(languages: tuple[str, ...] = ()) -> str:
-    """Return the digest of the bank in English and some other languages."""
-    texts = [_read_forms(language) for language in ("", *languages)]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()
+@dataclass(frozen=True, slots=True)
+class QuestionTemplate:
+    """Text around a question: ``first`` is the question as a sentence begins, ``later`` continues.
+
+    ``english`` is for English questions. ``other`` is for all others, without words or in their
+    language.
+    """
+
+    english: str
+    other: str
+
+    def fill(self, question: str) -> str:
+        """Return the template with a question in it."""
+        if not _is_english(question):
+            return self.other.format(first=question)
+        # Without a question mark the rest of the template would read as part of the question.
+        question = question if question[-1] in _SENTENCE_ENDS else f"{question}?"
+        # A name keeps its capital: forms begin with other words.
+        begins_form = question.split(maxsplit=1)[0] in _first_words()
+        later = question[:1].lower() + question[1:] if begins_form else question
+        return self.english.format(first=question, later=later)
 
 
-def is_in_bank_language(text: str) -> bool:
-    """Return whether more than half of a text's words are words of the bank's forms."""
-    words = split_words(text.casefold())
-    return 2 * sum(word in _words() for word in words) > len(words)
+PARAPHRASE_TEMPLATES = (
+    QuestionTemplate("Can you tell me: {later}", "… {first}"),
+    QuestionTemplate("I forgot. {first}", "– {first}"),
+    QuestionTemplate("Quick question: {later}", "({first})"),
+    QuestionTemplate("Remind me, {later}", "{first} …"),
+    QuestionTemplate("{first} Please tell me.", "~ {first}"),
+    QuestionTemplate("Do you know {later}", "* {first}"),
+    QuestionTemplate("Hey, {later}", "! {first}"),
+    QuestionTemplate("Please answer this: {first}", '"{first}"'),
+    QuestionTemplate("One thing: {later}", "> {first}"),
+)
+
+TEST_TEMPLATE = QuestionTemplate("So, {later} Just asking.", "{first} {first}")
+"""It judges facts. Nothing is trained on it."""
 
 
-def begins_form(question: str) -> bool:
-    """Return whether forms begin with a question's first word, and it has a capital only there."""
-    first = question.split(maxsplit=1)[:1]
-    return bool(first) and first[0] in _first_words()
+def fill_templates(question: str, by_language: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a question in each of its templates. ``by_language``: ``GeneralPrompts.templates``."""
+    texts = [template.fill(question) for template in PARAPHRASE_TEMPLATES]
+    if by_language and not _is_english(question):
+        others = by_language.get(find_language(question), ())
+        texts += [other.replace("{question}", question) for other in others]
+    return texts
+
+
+def paraphrases_digest(languages: tuple[str, ...]) -> str:
+    """Return the digest of templates and question forms, which decide what is trained on."""
+    templates = (*PARAPHRASE_TEMPLATES, TEST_TEMPLATE)
+    texts = [text for each in templates for text in (each.english, each.other)]
+    forms = "".join(map(_read_forms, ("", *languages)))
+    return canonical_digest([*texts, hashlib.sha256(forms.encode()).hexdigest()])
 
 
 class QuestionBank:
@@ -295,10 +317,22 @@ class QuestionBank:
 
     def find(self, text: str, question: str) -> QuestionForms:
         """Return the forms for a fact with this text, which answers the question."""
-        nearest = self._nearest(text, question)
-        if nearest is None:
+        text_vector, question_vector = self._embedder.embed([text, question])
+        found: list[tuple[float, Relation, str]] = []
+        for relation, (statements, questions) in zip(
+            self._relations, self._descriptions, strict=True
+        ):
+            if match := relation.match(question):
+                words, subject = match
+                similarity = (
+                    float(np.max(statements @ text_vector) + np.max(questions @ question_vector))
+                    / 2
+                )
+                if similarity >= _MIN_SIMILARITY:
+                    found.append((similarity + _WORD_BONUS * words, relation, subject))
+        if not found:
             return QuestionForms()
-        relation, subject = nearest
+        _, relation, subject = max(found, key=lambda each: each[0])
         fillable = [form for form in relation.forms if subject or _SLOT not in form]
         paraphrases = dict.fromkeys(form.replace(_SLOT, subject) for form in fillable)
         return QuestionForms(
@@ -312,25 +346,6 @@ class QuestionBank:
                 if _SLOT in form
             ),
         )
-
-    def _nearest(self, text: str, question: str) -> tuple[Relation, str] | None:
-        """Return the relation of a fact and what fills the slot of its forms."""
-        text_vector, question_vector = self._embedder.embed([text, question])
-        best: tuple[float, Relation, str] | None = None
-        for relation, (statements, questions) in zip(
-            self._relations, self._descriptions, strict=True
-        ):
-            match = relation.match(question)
-            if match is None:
-                continue
-            words, subject = match
-            similarity = (
-                float(np.max(statements @ text_vector) + np.max(questions @ question_vector)) / 2
-            )
-            score = similarity + _WORD_BONUS * words
-            if similarity >= _MIN_SIMILARITY and (best is None or score > best[0]):
-                best = score, relation, subject
-        return best and best[1:]
 
     @cached_property
     def _descriptions(self) -> Sequence[tuple[Vectors, Vectors]]:
@@ -357,6 +372,12 @@ def _text_between(before: str, after: str, text: str) -> str | None:
     return None if "\n" in subject else subject
 
 
+def _is_english(text: str) -> bool:
+    """Return whether more than half of a text's words are words of the English forms."""
+    words = split_words(text.casefold())
+    return 2 * sum(word in _words() for word in words) > len(words)
+
+
 @cache
 def _words() -> frozenset[str]:
     forms = (form.replace(_SLOT, " ") for each in load_relations() for form in each.forms)
@@ -370,16 +391,8 @@ def _first_words() -> frozenset[str]:
 
 
 def _read_forms(language: str) -> str:
-    """Return the file of a language, of English where it is empty. Empty if it has none."""
-    if not language:
-        return _read("question_forms.toml")
-    return _read("forms", f"{language}.toml") if language in form_languages() else ""
-
-
-@cache
-def _languages_of(folder: str) -> tuple[str, ...]:
-    files = (resources.files(__package__) / folder).iterdir()
-    return tuple(sorted(each.name.removesuffix(".toml") for each in files))
+    """Return the file of a language, of English where it is empty."""
+    return _read("forms", f"{language}.toml") if language else _read("question_forms.toml")
 
 
 @cache

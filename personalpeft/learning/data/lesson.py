@@ -1,4 +1,10 @@
-"""The lessons of a layer: which ones fit it, and which are held out to judge it.
+"""Lessons: what a fact teaches, which lessons fit a layer, and which are held out to judge it.
+
+A fact is used at once: it is looked up. It is learned as well where the user stated which questions
+it answers, or where the lookup helped repeatedly. In the first case the target is the stated
+answer. In the second it is the reply that the model gave with the fact in its prompt. The model
+learns to give it without (context distillation; Snell et al. 2022, "Learning by Distilling
+Context"). Each learned fact has one question that is never trained on and judges it.
 
 Verbatim recall is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``. It falls off up to ten
 times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons up to the
@@ -8,10 +14,12 @@ not fit leaves its room to older ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Backend
+from personalpeft.learning.data.general_prompts import TEST_TEMPLATE
 from personalpeft.learning.data.scrubber import (
     LessonPart,
     RemovedText,
@@ -19,12 +27,17 @@ from personalpeft.learning.data.scrubber import (
     replace_personal_data,
 )
 from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.memory.words import has_spaces, split_words
 from personalpeft.types import (
+    USER_SOURCE,
     Architecture,
     Message,
     PromptExample,
     PromptResponse,
+    Signal,
     SignalKind,
+    Turn,
     canonical_digest,
     canonical_json,
     split_system,
@@ -36,6 +49,16 @@ MAX_HOLDOUT = 128
 RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
 # More than a chat template writes around the messages.
 _TEMPLATE_BYTES = 4096
+
+MIN_HELPFUL_TURNS = 2
+"""A fact without a stated answer is learned once so many lookups of it helped."""
+
+_MAX_HELPFUL_TURNS = 8
+_MIN_QUESTIONS_TO_HOLD_OUT = 4
+_MAX_FUNCTION_WORD = 3
+
+MAX_EXAMPLES = 8
+"""The most lessons that precede a prompt as examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +90,15 @@ class Lesson:
     group: str | None = None
     removed: tuple[RemovedText, ...] = ()
 
-    def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
-        """Return the lesson for a paraphrased prompt."""
-        return replace(self, messages=messages)
+    def with_question(self, question: str) -> Lesson:
+        """Return the lesson for another wording of its question."""
+        *before, last = self.messages
+        return replace(self, messages=(*before, replace(last, content=question)))
+
+    def as_test(self) -> Lesson:
+        """Return the lesson as the test of its fact, in a template that nothing is trained on."""
+        question = TEST_TEMPLATE.fill(self.question)
+        return replace(self.with_question(question), is_test=True)
 
     def scrubbed(self, countries: Sequence[str]) -> Lesson:
         """Return the lesson without personal data. Arguments and errors: ``find_personal_data``."""
@@ -77,18 +106,9 @@ class Lesson:
 
         def scrub(text: str, part: LessonPart, message: int = 0) -> str:
             found = find_personal_data(text, countries)
-            removed.extend(
-                RemovedText(
-                    self.signal,
-                    part,
-                    message,
-                    each.kind,
-                    each.start,
-                    each.end,
-                    text[each.start : each.end],
-                )
-                for each in found
-            )
+            for each in found:
+                where = self.signal, part, message, each.kind, each.start, each.end
+                removed.append(RemovedText(*where, text=text[each.start : each.end]))
             return replace_personal_data(text, found)
 
         def scrub_messages(messages: Sequence[Message], part: LessonPart) -> tuple[Message, ...]:
@@ -108,9 +128,21 @@ class Lesson:
         return replace(scrubbed, removed=tuple(removed))
 
     @property
+    def question(self) -> str:
+        """The text of the last message, which the reply answers."""
+        return self.messages[-1].content
+
+    @property
+    def rated_reply(self) -> tuple[str, bool]:
+        """The chosen reply, else the rejected one, and whether it ended by itself."""
+        if self.chosen:
+            return self.chosen, self.ended
+        return self.rejected or "", self.rejected_ended
+
+    @property
     def prompt_response(self) -> PromptResponse:
         """The last request and the chosen reply."""
-        return PromptResponse(self.messages[-1].content, self.chosen)
+        return PromptResponse(self.question, self.chosen)
 
     @property
     def answers_user(self) -> bool:
@@ -141,7 +173,7 @@ class Lesson:
             for number, each in enumerate(spoken)
         )
         before = spoken if takes_turns and len(spoken) % 2 == 0 else []
-        return (*before, Message("user", self.messages[-1].content))
+        return (*before, Message("user", self.question))
 
     @property
     def example(self) -> PromptExample | None:
@@ -160,8 +192,164 @@ class Lesson:
         """
         if not (self.is_test or self.removed):
             return self.signal
-        parts = [self.messages[-1].content, self.chosen]
+        parts = [self.question, self.chosen]
         return f"{self.signal}/{canonical_digest(parts)[:8]}"
+
+
+def few_shot_messages(
+    lessons: Sequence[Lesson],
+    prompt: tuple[Message, ...],
+    backend: Backend,
+    max_tokens: int,
+) -> tuple[Message, ...]:
+    """Return a conversation of the newest lessons that fit, which ends with a prompt.
+
+    Args:
+        lessons: Lessons with a chosen reply, oldest first.
+        prompt: The messages to be answered.
+        backend: Renders the conversation, which must fit its context with the reply.
+        max_tokens: The most tokens of the reply.
+    """
+    conversation = prompt
+    shown = [lesson for lesson in lessons if lesson.answers_user]
+    for lesson in reversed(shown[-MAX_EXAMPLES:]):
+        longer = (*lesson.conversation, Message("assistant", lesson.chosen), *conversation)
+        if len(backend.render(longer)) + max_tokens > backend.max_length:
+            break
+        conversation = longer
+    return conversation
+
+
+def fact_lessons(fact: Signal, helpful: Sequence[Turn]) -> tuple[Lesson, ...]:
+    """Return the lessons of a fact, one for each question. The last one judges it.
+
+    ``helpful``: turns in which its lookup helped, oldest first. A fact that is only looked up has
+    no lessons.
+    """
+    answer: str = fact.payload.get("answer") or ""
+    if answer and (stated := fact.payload.get("questions")):
+        sentence = as_sentence(answer)
+        lessons = _unique(
+            Lesson(fact.id, fact.kind, (Message("user", question),), sentence)
+            for question in stated
+        )
+        if len(lessons) >= _MIN_QUESTIONS_TO_HOLD_OUT:
+            return (*lessons[:-1], replace(lessons[-1], is_test=True))
+        return (*lessons, lessons[-1].as_test())
+    if len(helpful) < MIN_HELPFUL_TURNS:
+        return ()
+    lessons = _unique(
+        Lesson(fact.id, fact.kind, turn.messages, turn.reply, is_users=False, ended=turn.ended)
+        for turn in helpful
+    )
+    # The oldest stay, so that the test question is the same from build to build and never trained on.
+    return (*lessons[:_MAX_HELPFUL_TURNS], lessons[0].as_test())
+
+
+def _unique(lessons: Iterable[Lesson]) -> list[Lesson]:
+    """Return the first of the lessons that ask the same."""
+    first: dict[str, Lesson] = {}
+    for lesson in lessons:
+        first.setdefault(normalize(lesson.question), lesson)
+    return list(first.values())
+
+
+def as_sentence(answer: str) -> str:
+    """Return a short answer as a sentence: "walnuts" becomes "Walnuts.".
+
+    A first or last word that is no plain word keeps its letters and its end: "iPhone", "kq7zX",
+    "ada@example.org".
+    """
+    # Scripts without capital letters end a sentence in ways of their own, or not at all.
+    if any(letter.isalpha() and letter.lower() == letter.upper() for letter in answer):
+        return answer
+    words = answer.split()
+    # In title case, since Georgian has capitals for whole words only.
+    capital = answer[0].title()
+    # "\u00df" has no capital letter of its own.
+    if _is_plain_word(words[0].rstrip(",;:")) and capital.lower() == answer[0]:
+        answer = capital + answer[1:]
+    return f"{answer}." if _is_plain_word(words[-1]) else answer
+
+
+def _is_plain_word(word: str) -> bool:
+    """Return whether a word has letters alone, all but the first small, and hyphens between."""
+    return all(part.isalpha() and part[1:] == part[1:].lower() for part in re.split("[-'’]", word))
+
+
+def helpful_turns(
+    signals: Sequence[Signal],
+    turns: Sequence[Turn],
+    forbidden: Set[str] = frozenset(),
+    continued: Set[str] = frozenset(),
+) -> Mapping[str, tuple[Turn, ...]]:
+    """Return by fact the turns, oldest first, in which its lookup helped.
+
+    The reply contains what only the fact can have told the model. It was liked, or the conversation
+    went on without a complaint. Only the user's own feedback counts as a like. Implicit feedback
+    counts as a complaint as well. A complaint counts even if training on it is not allowed; such a
+    like does not. A question that the user answered in a fact belongs to that fact alone.
+
+    Args:
+        signals: The current signals, oldest first.
+        turns: Those that used facts, and the newest turn, oldest first.
+        forbidden: Facts that training is not allowed on. No turn counts that had one in the prompt.
+        continued: Turns after which their conversation went on.
+    """
+    facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
+    owner = {
+        question: fact.id
+        for fact in facts.values()
+        if fact.source == USER_SOURCE and fact.payload.get("answer")
+        for question in normalized_questions(fact)
+    }
+    feedback: dict[str, list[Signal]] = {}
+    for signal in signals:
+        if signal.forbids_training and signal.rating > 0:
+            continue
+        counts = signal.source == USER_SOURCE or signal.rating < 0
+        if signal.turn is not None and counts and not signal.is_unclear_reward:
+            feedback.setdefault(signal.turn, []).append(signal)
+    helpful: dict[str, list[Turn]] = {}
+    for number, turn in enumerate(turns, 1):
+        opinions = feedback.get(turn.id, [])
+        # Earlier versions recorded no conversations.
+        went_on = turn.id in continued if turn.conversation_id else number < len(turns)
+        if not all(each.rating > 0 for each in opinions) or not (opinions or went_on):
+            continue
+        if not forbidden.isdisjoint(turn.used):
+            continue
+        owned_by = owner.get(normalize(turn.messages[-1].content))
+        for fact in turn.used:
+            is_candidate = fact in facts and owned_by in (None, fact)
+            if is_candidate and reveals(facts[fact].payload["text"], turn):
+                helpful.setdefault(fact, []).append(turn)
+    return {fact: tuple(turns) for fact, turns in helpful.items()}
+
+
+def reveals(fact: str, turn: Turn) -> bool:
+    """Return whether a reply contains what it can only have from the fact.
+
+    These are the names and numbers that were not in the question. Without any, they are other words
+    of the fact: the last one, and at least half. Otherwise a wrong answer in the fact's own words
+    ("is called Max") would be learned. Of a script without spaces half is enough, since the last
+    n-gram is rarely the last of a name.
+    """
+    asked = _words(" ".join(message.content for message in turn.messages))
+    said = split_words(fact)
+    words = [word for word in said if word.casefold() not in asked]
+    # The first word has a capital in any case, and a short one there is rarely a name.
+    begins = said[0] if said and len(said[0]) <= _MAX_FUNCTION_WORD else ""
+    names = [word for word in words if not word[0].islower() and word != begins]
+    telling = names or [word for word in words if len(word) > _MAX_FUNCTION_WORD]
+    reply = _words(turn.reply)
+    found = [word for word in telling if word.casefold() in reply]
+    has_last = found[-1:] == telling[-1:] or not has_spaces(fact)
+    return bool(found) and has_last and 2 * len(found) >= len(telling)
+
+
+def _words(text: str) -> set[str]:
+    return set(split_words(text.casefold()))
 
 
 def find_too_long(lessons: Iterable[Lesson], cut: int, backend: Backend) -> set[str]:
@@ -216,7 +404,7 @@ def fit_lessons(
     sizes: dict[str, int] = {}
     for lesson in lessons:
         answer = min(count_tokens(lesson.chosen), config.max_length)
-        size = count_tokens(lesson.messages[-1].content) + answer
+        size = count_tokens(lesson.question) + answer
         sizes[lesson.signal] = max(size, sizes.get(lesson.signal, 0))
     parameters = config.count_parameters(architecture)
     max_tokens = int(parameters * config.tokens_per_parameter)

@@ -144,19 +144,19 @@ def _find_phones(text: str, countries: Sequence[str]) -> Iterator[PersonalData]:
 
 def _find_numbers(text: str, countries: Sequence[str]) -> Iterator[PersonalData]:
     # Of the same length, so that places stay.
-    plain = "".join(_ascii_digit(character) for character in text.translate(_DASHES))
+    plain = "".join(str(unicodedata.decimal(each, each)) for each in text.translate(_DASHES))
     groups = list(_GROUP.finditer(plain))
     checks = [check for country in countries for check in _national_checks(country)]
-    for first, group in enumerate(groups):
-        if not any(map(str.isdigit, group[0])):
+    for number, first in enumerate(groups):
+        if not any(map(str.isdigit, first[0])):
             continue
-        for count in range(1, _MAX_GROUPS + 1):
-            last = groups[first + count - 1 : first + count]
-            if not last or (count > 1 and last[0].start() != groups[first + count - 2].end() + 1):
+        end = first.start() - 1
+        for last in groups[number : number + _MAX_GROUPS]:
+            if last.start() != end + 1:
                 break
-            start, end = group.start(), last[0].end()
-            if kind := _kind_of_number(plain[start:end], checks):
-                yield PersonalData(kind, start, end)
+            end = last.end()
+            if kind := _kind_of_number(plain[first.start() : end], checks):
+                yield PersonalData(kind, first.start(), end)
 
 
 def _kind_of_number(text: str, checks: Sequence[Callable[[str], bool]]) -> PersonalDataKind | None:
@@ -186,8 +186,3 @@ def _national_checks(country: str) -> tuple[Callable[[str], bool], ...]:
         for module in get_number_modules()
         if getattr(module, "__name__", "").startswith(packages)
     )
-
-
-def _ascii_digit(character: str) -> str:
-    digit = unicodedata.decimal(character, None)
-    return character if digit is None else str(digit)

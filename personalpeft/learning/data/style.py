@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, compress, pairwise, takewhile
 from math import ceil, comb
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.types import Vectors
 from personalpeft.types import PromptResponse
 
@@ -76,38 +76,28 @@ class StyleChange:
         return sum(self.weights.get(each, 0.0) for each in _ngrams(_mask_numbers(answer))) > 0
 
 
+_scans = LRUCache[
+    tuple[PromptResponse, ...], tuple[tuple[PromptResponse, ...], Mapping[int, StyleChange]]
+](64)
+"""By the oldest example, of a user: the examples scanned last, and each change by the count of
+examples that show it. A scan of all lessons takes seconds for thousands of them, and a learn adds a
+few."""
+
+
 def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
     """Return the latest change in examples, oldest first; None if there is none."""
-    scan = _scan_from(examples[:1])
-    known, changes = scan.found
+    known, changes = _scans.get(examples[:1]) or ((), {})
     pairs = zip(known, examples, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     changes = {end: change for end, change in changes.items() if end <= same}
-    latest = max(changes, default=None)
-    found = None if latest is None else changes[latest]
+    found = changes[max(changes)] if changes else None
     for end in range(max(_MIN_WINDOW, same + 1), len(examples) + 1):
         first = max(found.index if found else 0, end - _WINDOW)
         change = _find_change_in(examples[first:end])
         if change is not None:
             found = changes[end] = replace(change, index=first + change.index)
-    scan.found = examples, changes
+    _scans.put(examples[:1], (examples, changes))
     return found
-
-
-@dataclass(slots=True)
-class _Scan:
-    """The examples that were scanned last, and each change by the count of examples that show it.
-
-    A scan of all lessons takes seconds for thousands of them, and a learn adds a few.
-    """
-
-    found: tuple[tuple[PromptResponse, ...], Mapping[int, StyleChange]] = ((), MappingProxyType({}))
-
-
-@lru_cache(maxsize=64)
-def _scan_from(oldest: tuple[PromptResponse, ...]) -> _Scan:
-    """Return the scan of the examples that begin with one: those of a user."""
-    return _Scan()
 
 
 def find_alternating_groups(

@@ -334,7 +334,7 @@ def evaluate_replies(
         groups = sample_rollouts(
             engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
         )
-        return [group.rollouts[0] for group in groups]
+        return [rollout for (rollout,) in groups]
 
     before = sample([(each.task, each.live) for each in tasks])
     after = sample([(each.task, each.candidate) for each in tasks])

@@ -16,8 +16,7 @@ from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
-from personalpeft.learning.data.general_replies import few_shot_messages
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
@@ -248,14 +247,12 @@ def _measure_generation(engine: Scorer, job: EvalJob, replies: Sequence[str]) ->
         items = [encode_continuation(backend, *pair, limit) for pair in pairs]
         return [score.logp for score in engine.score(items, Stack(job.live.stack.base))]
 
-    def fits(messages: Sequence[Message]) -> bool:
-        return len(backend.render(messages)) + limit <= backend.max_length
-
     prompts = [lesson.conversation for lesson in job.judged_lessons]
-    with_examples = [few_shot_messages(job.eval_set.trained, each, fits) for each in prompts]
+    trained = job.eval_set.trained
+    with_examples = [few_shot_messages(trained, each, backend, limit) for each in prompts]
     if not prompts or any(shown == own for shown, own in zip(with_examples, prompts, strict=True)):
         return GenerationResults()
-    lessons = {each.chosen.strip() for each in job.eval_set.trained}
+    lessons = {each.chosen.strip() for each in trained}
     times = len(replies) // len(prompts)
     shown, alone = (
         logprobs(list(zip(some * times, replies, strict=True))) for some in (with_examples, prompts)

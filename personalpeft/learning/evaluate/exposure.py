@@ -36,7 +36,7 @@ from functools import cache
 from statistics import fmean
 
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
+from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, load_general_prompts
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.scoring import Scorer, StackSelector
 from personalpeft.learning.gate.evidence import Leakage, LeakageGap
@@ -256,9 +256,8 @@ def _total_logprobs(
 
 def words_of(texts: Sequence[str]) -> list[str]:
     """Return the words of some texts and of the package's general prompts."""
-    return sorted(
-        {text[slice(*span)] for text in (*texts, *general_prompts()) for span in pieces(text)}
-    )
+    general = load_general_prompts().questions
+    return sorted({text[slice(*span)] for text in (*texts, *general) for span in pieces(text)})
 
 
 def _replace(

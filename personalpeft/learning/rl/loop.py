@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from personalpeft.backends.base import Continuation, Session
-from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.candidate import build_adapter
@@ -28,11 +27,13 @@ from personalpeft.learning.options import cancelled_error
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import (
+    STORED_STATE,
     PolicyGradientLoss,
     RLState,
     RolloutGroup,
     StepLosses,
     compute_advantages,
+    count_passed,
     derive_seed,
     is_eval_task,
     sample_rollouts,
@@ -40,10 +41,9 @@ from personalpeft.learning.rl.rollouts import (
 )
 from personalpeft.learning.train.config import BUILD_FORMAT, RLConfig, TrainingConfig
 from personalpeft.learning.train.loop import (
-    CheckpointStore,
+    Checkpoint,
     LoopControl,
-    encode_checkpoint,
-    restore_checkpoint,
+    map_training_errors,
 )
 from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.plugins import RIGHT, CheckedRewardShaper, CheckedVerifier, Task
@@ -66,7 +66,7 @@ class PracticePlan(Plan):
     """What one practice is made of: tasks in the place of lessons.
 
     ``config`` says how to practice. ``train_tasks`` are practiced, ``eval_tasks`` are for the gate.
-    ``state`` is set when the rounds have ended.
+    ``state`` is how the rounds ended.
     """
 
     config: RLConfig
@@ -74,17 +74,17 @@ class PracticePlan(Plan):
     shaping: CheckedRewardShaper | None
     train_tasks: tuple[Task, ...]
     eval_tasks: tuple[Task, ...]
-    state: RLState | None = None
+    state: RLState = field(default_factory=RLState)
 
     @property
     def steps(self) -> int:
         """The steps that were made."""
-        return self.state.steps if self.state else 0
+        return self.state.steps
 
     @property
     def progress(self) -> int:
         """The rounds that were made."""
-        return self.state.rounds if self.state else 0
+        return self.state.rounds
 
     @property
     def plugin_names(self) -> dict[str, str | None]:
@@ -118,20 +118,17 @@ class PracticePlan(Plan):
     @property
     def inputs_digest(self) -> str:
         """Digest of all that a build depends on; without ``state``, of what a step depends on."""
+        practice = {**self.config.to_digest(), **self.plugin_names, "rounds": self.rounds_before}
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
                 "base": self.live.base,
                 "layer": self.layer,
-                "practice": {
-                    **self.config.to_digest(),
-                    **self.plugin_names,
-                    "rounds": self.rounds_before,
-                },
+                "practice": practice,
                 "tasks": self.data_digest,
                 "recipe": self.recipe.to_digest(),
-                "rounds": self.state.rounds if self.state else None,
-                "steps": self.state.steps if self.state else None,
+                "rounds": self.state.rounds or None,
+                "steps": self.state.steps or None,
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
                 **self.weights_form,
@@ -146,7 +143,7 @@ class PracticePlan(Plan):
     @property
     def figures(self) -> Json:
         """The course of the practice, for the scores of the revision."""
-        return {"practice": self.state.summary()} if self.state else {}
+        return {"practice": self.state.summary()}
 
     def undecided(self, decided: Set[str]) -> tuple[Lesson, ...]:
         """Return no lesson: the practice is to improve its tasks."""
@@ -181,7 +178,7 @@ class PracticePlan(Plan):
 
     def explain_no_step(self) -> Reason:
         """Return why the rounds made no step."""
-        state = self.state or RLState()
+        state = self.state
         tasks = state.summary()["tasks"]
         if not any(state.pass_rates):
             return reason(ReasonCode.NO_REPLY_PASSED, replies=state.replies)
@@ -271,7 +268,7 @@ class RLLoop:
     engine: Engine
     plan: PracticePlan
     session: Session
-    checkpoints: CheckpointStore
+    checkpoint: Checkpoint
     control: LoopControl
     state: RLState = field(default_factory=RLState)
     _steps_before: int = field(init=False)
@@ -282,95 +279,81 @@ class RLLoop:
         Returns the state at the end. At least one round is sampled and one of its steps made,
         whatever the budget.
         """
-        digest = self.plan.inputs_digest
-        progress = restore_checkpoint(self.checkpoints.load(), self.session, digest)
+        plan, config = self.plan, self.plan.config
+        progress = self.checkpoint.restore(self.session)
         if progress is not None:
-            self.state = RLState.from_json(progress)
-        state, rounds = self.state, self.plan.config.rounds
+            self.state = STORED_STATE.validate_python(progress)
+        state = self.state
         self._steps_before = state.steps
         while True:
             while state.pending and not (state.steps and self._is_budget_spent()):
                 self._train_step()
-            self.control.progress(state.rounds / rounds)
-            if state.rounds >= rounds or (state.rounds and self._is_budget_spent()):
+            self.control.progress(state.rounds / config.rounds)
+            if state.rounds >= config.rounds or (state.rounds and self._is_budget_spent()):
                 return state
             self._wait()
-            seed = derive_seed("choice", self.plan.config.seed, self.plan.data_digest, state.rounds)
-            rng = random.Random(seed)
-            tasks = self._select_tasks(rng)
+            rng = random.Random(derive_seed("choice", config.seed, plan.data_digest, state.rounds))
+            tasks = select_tasks(
+                plan.train_tasks,
+                state.posteriors,
+                config.prompts_per_round,
+                rng,
+                train_on_solved=plan.shaping is not None and plan.shaping.train_on_solved,
+            )
             if not tasks:
                 return state
             groups = self._sample(tasks)
-            state.record_round(groups)
-            state.pending = self._plan_steps(groups, rng)
+            state.record_round(tasks, groups)
+            if plan.samples_rejections(state.rounds):
+                state.pending = rejection_sampling(state.passed, config, rng)
+            else:
+                batch = self._policy_gradient(groups)
+                state.pending = (batch,) if batch else ()
             self._save()
 
     def _train_step(self) -> None:
         self._wait()
-        plan, batch = self.plan, self.state.pending[0]
-        is_rejection = plan.samples_rejections(self.state.rounds)
-        config = plan.config
+        config, batch = self.plan.config, self.state.pending[0]
+        is_rejection = self.plan.samples_rejections(self.state.rounds)
         rate = config.rejection_learning_rate if is_rejection else config.learning_rate
-        with map_practice_errors():
+        with map_training_errors():
             self.session.precompute_ref_log_probs(batch)
             self.session.step(batch, rate)
         self.state.record_step()
         self._save()
 
-    def _select_tasks(self, rng: random.Random) -> tuple[Task, ...]:
-        plan = self.plan
-        return select_tasks(
-            plan.train_tasks,
-            self.state.posteriors,
-            plan.config.prompts_per_round,
-            rng,
-            train_on_solved=plan.shaping is not None and plan.shaping.train_on_solved,
-        )
-
-    def _sample(self, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
+    def _sample(self, tasks: Sequence[Task]) -> list[RolloutGroup]:
         """Return replies of the layer as it is now."""
-        plan = self.plan
-        if not self.state.steps:
-            start = plan.stack_with(plan.parent.digest) if plan.parent else plan.live
-            return self._sample_from(start, tasks)
-        adapter = build_adapter(plan, self.session.weights())
-        with self.engine.temporary_adapter(adapter) as digest:
-            return self._sample_from(plan.stack_with(digest), tasks)
-
-    def _sample_from(self, stack: Stack, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
-        config = self.plan.config
+        plan, config = self.plan, self.plan.config
         seed = derive_seed("reply", config.seed, self.state.rounds)
         sampling = Sampling(config.temperature, 1.0, config.max_completion_length, seed)
-        return sample_rollouts(
-            self.engine,
-            [(task, self.plan.request(task, stack, sampling)) for task in tasks],
-            self.plan.verifier,
-            num_generations=config.num_generations,
-            cancelled=self.control.cancelled,
-            paused=self.control.paused,
-        )
-
-    def _plan_steps(
-        self, groups: Sequence[RolloutGroup], rng: random.Random
-    ) -> tuple[StepLosses, ...]:
-        """Return the steps of the round that was just sampled."""
-        if self.plan.samples_rejections(self.state.rounds):
-            return rejection_sampling(self.state.passed, self.plan.config, rng)
-        batch = self._policy_gradient(groups)
-        return (batch,) if batch else ()
+        with ExitStack() as attached:
+            digest = plan.parent.digest if plan.parent else None
+            if self.state.steps:
+                adapter = build_adapter(plan, self.session.weights())
+                digest = attached.enter_context(self.engine.temporary_adapter(adapter))
+            stack = plan.stack_with(digest) if digest else plan.live
+            return sample_rollouts(
+                self.engine,
+                [(task, plan.request(task, stack, sampling)) for task in tasks],
+                plan.verifier,
+                num_generations=config.num_generations,
+                cancelled=self.control.cancelled,
+                paused=self.control.paused,
+            )
 
     def _policy_gradient(self, groups: Sequence[RolloutGroup]) -> StepLosses:
         """Return one loss for each reply whose advantage is not 0."""
         config, shaping = self.plan.config, self.plan.shaping
         used: list[tuple[Continuation, float]] = []
         for group in groups:
-            rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+            rewards = [dict(rollout.rewards) for rollout in group]
             if shaping is not None:
-                attempts = [rollout.attempt for rollout in group.rollouts]
-                shaped = shaping.shape(attempts, group.pass_rate)
+                attempts = [rollout.attempt for rollout in group]
+                shaped = shaping.shape(attempts, count_passed(group) / len(group))
                 for each, reward in zip(rewards, shaped, strict=True):
                     each[RIGHT] = reward
-            advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+            advantages = zip(group, compute_advantages(rewards), strict=True)
             used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
         return tuple(
             PolicyGradientLoss(
@@ -389,11 +372,9 @@ class RLLoop:
         return (limit is not None and made >= limit) or self.control.out_of_time()
 
     def _save(self) -> None:
-        with map_practice_errors():
+        with map_training_errors():
             session_state = self.session.state()
-        self.checkpoints.save(
-            encode_checkpoint(session_state, self.plan.inputs_digest, self.state.to_json())
-        )
+        self.checkpoint.write(session_state, STORED_STATE.dump_python(self.state, mode="json"))
 
 
 def rejection_sampling(
@@ -413,13 +394,3 @@ def rejection_sampling(
     size = min(config.batch_size, len(passed))
     batches = [rng.sample(passed, size) for _ in range(config.rejection_steps)]
     return tuple(tuple(SFTLoss(reply, 1 / size) for reply in batch) for batch in batches)
-
-
-def map_practice_errors() -> AbstractContextManager[None]:
-    """Return a context in which an error of the model becomes ``ServingFailed``."""
-    return map_model_errors(
-        "The model failed during practice.",
-        hint=f"See the log. {RESUME_HINT}",
-        memory_hint="Free memory and practice again, which goes on from what was done. A smaller"
-        " batch_size or num_generations under [practice] in the base's card takes less.",
-    )

@@ -65,10 +65,6 @@ class TaskPosterior:
         """Return it after one more training step."""
         return TaskPosterior(self.passed * DECAY, self.failed * DECAY)
 
-    def sample(self, rng: random.Random) -> float:
-        """Return a pass rate drawn from the posterior."""
-        return rng.betavariate(1 + self.passed, 1 + self.failed)
-
     @property
     def state(self) -> State:
         density = _GRID**self.passed * (1 - _GRID) ** self.failed
@@ -106,7 +102,7 @@ def select_tasks(
     for task in tasks:
         posterior = posteriors.get(task.id, UNSEEN)
         # Sampled for every task, so that the state of one does not change the draw of another.
-        rate = posterior.sample(rng)
+        rate = rng.betavariate(1 + posterior.passed, 1 + posterior.failed)
         if posterior.state in wanted:
             spread[task.id] = rate * (1 - rate)
     open_tasks = (task for task in tasks if task.id in spread)
@@ -138,21 +134,13 @@ class Rollout:
         return Attempt(self.rewards[RIGHT], self.rewards[RIGHT] >= PASS_THRESHOLD, self.length)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutGroup:
-    """All replies to one task in a round."""
+RolloutGroup: TypeAlias = Sequence[Rollout]
+"""All replies to one task in a round."""
 
-    task: Task
-    rollouts: tuple[Rollout, ...]
 
-    @property
-    def passed(self) -> int:
-        """The number of replies that passed."""
-        return sum(rollout.attempt.passed for rollout in self.rollouts)
-
-    @property
-    def pass_rate(self) -> float:
-        return self.passed / len(self.rollouts)
+def count_passed(group: RolloutGroup) -> int:
+    """Return the number of replies that passed."""
+    return sum(rollout.attempt.passed for rollout in group)
 
 
 def sample_rollouts(
@@ -163,7 +151,7 @@ def sample_rollouts(
     num_generations: int = 1,
     cancelled: Condition,
     paused: Condition,
-) -> tuple[RolloutGroup, ...]:
+) -> list[RolloutGroup]:
     """Generate replies to tasks and verify them. Each has its own seed, so none depends on others.
 
     Chats of users go first.
@@ -190,8 +178,6 @@ def sample_rollouts(
         for number in range(num_generations)
         for task, request in requests
     ]
-    if not order:
-        return ()
     replies = engine.stream(
         [request for _, request in order], cancelled=cancelled, paused=paused
     ).read()
@@ -212,11 +198,7 @@ def sample_rollouts(
             f"{', '.join(sorted(set().union(*names)))}.",
             hint="Report it to the plugin's authors. Nothing was changed.",
         )
-    count = len(requests)
-    return tuple(
-        RolloutGroup(task, tuple(rollouts[index::count]))
-        for index, (task, _) in enumerate(requests)
-    )
+    return [rollouts[index :: len(requests)] for index in range(len(requests))]
 
 
 def _with_seed(request: Request, task: Task, number: int) -> Request:
@@ -257,8 +239,6 @@ def compute_advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, .
 
     All replies have rewards of the same names.
     """
-    if not rewards:
-        return ()
     columns = [_normalise([each[name] for each in rewards]) for name in rewards[0]]
     return tuple(sum(column) for column in zip(*columns, strict=True))
 
@@ -290,13 +270,13 @@ class RLState:
     passed: list[Continuation] = field(default_factory=list)
     pending: tuple[StepLosses, ...] = ()
 
-    def record_round(self, groups: Sequence[RolloutGroup]) -> None:
+    def record_round(self, tasks: Sequence[Task], groups: Sequence[RolloutGroup]) -> None:
         """Add the replies of one round."""
-        for group in groups:
-            failed = len(group.rollouts) - group.passed
-            posterior = self.posteriors.get(group.task.id, UNSEEN)
-            self.posteriors[group.task.id] = posterior.update(group.passed, failed)
-        replies = [rollout for group in groups for rollout in group.rollouts]
+        for task, group in zip(tasks, groups, strict=True):
+            passed_now = count_passed(group)
+            posterior = self.posteriors.get(task.id, UNSEEN)
+            self.posteriors[task.id] = posterior.update(passed_now, len(group) - passed_now)
+        replies = [rollout for group in groups for rollout in group]
         passed = [rollout.reply for rollout in replies if rollout.attempt.passed]
         self.rounds += 1
         self.replies += len(replies)
@@ -322,14 +302,6 @@ class RLState:
             "length": self.lengths,
         }
 
-    def to_json(self) -> Any:
-        """Return the state as a checkpoint holds it."""
-        return _STATE.dump_python(self, mode="json")
 
-    @staticmethod
-    def from_json(data: Any) -> RLState:
-        """Return the state that ``to_json`` gave."""
-        return _STATE.validate_python(data)
-
-
-_STATE = TypeAdapter(RLState)
+STORED_STATE = TypeAdapter(RLState)
+"""The state as a checkpoint holds it."""

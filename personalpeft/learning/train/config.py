@@ -11,7 +11,7 @@ counts there under its name in ``FORMER_NAMES``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -87,21 +87,38 @@ class CardConfig(BaseModel):
                 f"{key} in [{table}] of the card {card} {note}", DeprecationWarning, stacklevel=2
             )
         keys = {renamed.get(key, key): key for key in values if key not in cls.REMOVED_NAMES}
+        fields = {name: values[key] for name, key in keys.items()}
+        return cls.check_fields(fields, f"[{table}] of the card {card}", CardError, keys)
+
+    @classmethod
+    def check_fields(
+        cls,
+        values: Mapping[str, Any],
+        source: str,
+        error: type[CardError | InvalidInput],
+        keys: Mapping[str, str] = {},
+    ) -> dict[str, Any]:
+        """Return the fields that some values set, checked.
+
+        Args:
+            values: The values by field name.
+            source: Where they are from, for the error.
+            error: What to raise where a field is unknown or has a wrong value.
+            keys: By field name, the name in the source where it is another.
+        """
         try:
-            known = cls.model_validate({name: values[key] for name, key in keys.items()})
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            key = keys[name]
-            if first["type"] == "extra_forbidden":
-                raise CardError(
-                    f"The card {card} has an unknown key in [{table}]: {key}.",
-                    hint=suggest_nearest(key, cls.model_fields, what="key"),
-                ) from None
+            known = cls.model_validate(dict(values))
+        except ValidationError as invalid:
             # A number is checked as int and as float; the last message is of the wider type.
-            last = [each for each in error.errors() if each["loc"][0] == name][-1]
-            raise CardError(
-                f"The card {card} has a wrong value in [{table}]: {key} = {values[key]!r}.",
+            last = invalid.errors()[-1]
+            name = str(last["loc"][0])
+            if last["type"] == "extra_forbidden":
+                raise error(
+                    f"{source} has no field {name!a}.",
+                    hint=suggest_nearest(name, cls.model_fields, what="field"),
+                ) from None
+            raise error(
+                f"{source} has a wrong value: {keys.get(name, name)} = {values[name]!a}.",
                 hint=f"{last['msg']}; the default is {cls.model_fields[name].default!r}.",
             ) from None
         return {name: getattr(known, name) for name in known.model_fields_set}
@@ -123,12 +140,10 @@ class TrainingConfig(CardConfig):
     min_steps_batches: Count = 3  # more signals than these batches take proportionally more steps
     max_steps: Count = 120  # limit of steps
     batch_size: Count = 4  # lessons a step
-    preference_pairs: Size = (
-        1  # lessons of a batch that add a DPO loss, if they have a rejected text
-    )
+    preference_pairs: Size = 1  # lessons with a rejected text that add a DPO loss to a step
     beta: Number = 0.1  # beta of DPO and KTO
     fact_weight: Number = 4.0  # weight of the answer of a fact, beside the other losses
-    few_shot_replies: Size = 4  # few-shot replies a step (data/general_replies.py)
+    few_shot_replies: Size = 4  # few-shot replies a step (data/batching.py)
     few_shot_weight: Number = 2.0  # weight of all of these together
     rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
     num_paraphrases: Size = 5  # more wordings of each question about a fact
@@ -140,9 +155,7 @@ class TrainingConfig(CardConfig):
     max_grad_norm: Number = 1.0  # gradients are clipped to this norm
     weight_decay: Number = 0.0  # of AdamW
     eval_fraction: Fraction = 0.25  # share of the lessons that is held out
-    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = (
-        MAX_LENGTH  # tokens at which a reply is cut
-    )
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = MAX_LENGTH  # tokens a reply is cut at
     tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see lesson.py
     seed: Size = 0  # of A and of the order of lessons
     # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
@@ -261,37 +274,35 @@ def load_training_configs(
     Raises:
         CardError: A table has an unknown key, or a wrong value.
     """
-    tables = list(_split_tables(card, overrides))
-    fields = {kind: _read_table(card, name, table, projections) for kind, name, table in tables}
+    fields = read_training_tables(card, overrides)
+    for table in fields.values():
+        _check_modules(table, projections, f"[learning] of the card {card}", CardError)
     configs = {}
     for kind, defaults in _LAYER_DEFAULTS.items():
         values = {**defaults, **fields[""], **fields[kind]}
-        named = _select_modules(values.get("target_modules", ()), projections)
-        configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
+        modules = _select_modules(values.get("target_modules", ()), projections)
+        values["target_modules"] = modules or tuple(projections)
+        configs[kind] = TrainingConfig(**values)
     return TrainingConfigs(**configs)
 
 
-def check_training_tables(card: str, overrides: Json) -> None:
-    """Check the tables of a card without its base, so not which modules there are.
+def read_training_tables(card: str, overrides: Json) -> dict[str, dict[str, Any]]:
+    """Return the fields that a card sets, by kind of layer; those for all layers under "".
 
-    Args and raises: ``load_training_configs``.
+    They are checked without the base, so not which modules there are. Args and raises:
+    ``load_training_configs``.
     """
-    for _, name, table in _split_tables(card, overrides):
-        TrainingConfig.read_table(card, name, table)
-
-
-def _split_tables(card: str, overrides: Json) -> Iterator[tuple[str, str, Json]]:
-    """Yield kind, name and content of each ``[learning]`` table; the kind of the first is empty."""
     common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
-    yield "", "learning", common
+    fields = {"": TrainingConfig.read_table(card, "learning", common)}
     for kind in _LAYER_DEFAULTS:
         table = overrides.get(kind, {})
         if not isinstance(table, Mapping):
             raise CardError(
-                f"The card {card} has a wrong value in [learning]: {kind} = {table!r}.",
+                f"[learning] of the card {card} has a wrong value: {kind} = {table!r}.",
                 hint=f"Make it a table: [learning.{kind}].",
             )
-        yield kind, f"learning.{kind}", table
+        fields[kind] = TrainingConfig.read_table(card, f"learning.{kind}", table)
+    return fields
 
 
 def override_config(
@@ -307,42 +318,27 @@ def override_config(
     Raises:
         InvalidInput: A field is unknown, or has a wrong value.
     """
-    try:
-        known = TrainingConfig.model_validate(dict(overrides))
-    except ValidationError as error:
-        last = error.errors()[-1]
-        name = str(last["loc"][0])
-        if last["type"] == "extra_forbidden":
-            raise InvalidInput(
-                f"The recipe has no field {name!a}.",
-                hint=suggest_nearest(name, TrainingConfig.model_fields, what="field"),
-            ) from None
-        raise InvalidInput(
-            f"The recipe has a wrong value: {name} = {overrides[name]!a}.", hint=f"{last['msg']}."
-        ) from None
-    changes = {name: getattr(known, name) for name in known.model_fields_set}
-    for name in changes.get("target_modules", ()):
-        if not _select_modules((name,), projections):
-            raise InvalidInput(
-                f"The base has no module {name!a}.", hint=f"It has {', '.join(projections)}."
-            )
+    changes = TrainingConfig.check_fields(overrides, "The recipe", InvalidInput)
+    _check_modules(changes, projections, "The recipe", InvalidInput)
     if "target_modules" in changes:
         changes["target_modules"] = _select_modules(changes["target_modules"], projections)
     return config.model_copy(update=changes)
 
 
-def _read_table(
-    card: str, table: str, values: Json, projections: Mapping[str, tuple[int, int]]
-) -> dict[str, Any]:
-    fields = TrainingConfig.read_table(card, table, values)
+def _check_modules(
+    fields: Mapping[str, Any],
+    projections: Mapping[str, tuple[int, int]],
+    source: str,
+    error: type[CardError | InvalidInput],
+) -> None:
+    """Raise ``error`` if a base has none of the modules that a name in ``target_modules`` means."""
+    known = {part for path in projections for part in (path, *path.split("."))}
     for name in fields.get("target_modules", ()):
-        if not _select_modules((name,), projections):
-            known = {part for path in projections for part in (path, *path.split("."))}
-            raise CardError(
-                f"The card {card} names a module in [{table}] that the base does not have: {name}.",
+        if name not in known:
+            raise error(
+                f"{source} names a module that the base does not have: {name!a}.",
                 hint=suggest_nearest(name, known, what="module"),
             )
-    return fields
 
 
 def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tuple[str, ...]:

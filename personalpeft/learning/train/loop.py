@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session, SessionSpec
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
-from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_replies import generate_general_replies
+from personalpeft.learning.data.batching import build_batches, generate_general_replies
 from personalpeft.learning.options import (
     MAX_YIELD_SECONDS,
     cancelled_error,
@@ -52,19 +51,9 @@ from personalpeft.services import Services
 from personalpeft.store.store import Store
 from personalpeft.types import Progress
 
-T = TypeVar("T")
-
 CHECKPOINT_SECONDS = 5.0
 """Time from one checkpoint to the next. Writing one takes the time of a processor from the steps: on
 the default base a tenth of it where each step of half a second had one."""
-
-_FAILED = "The model failed during training."
-_RETRY = "See the log. The next learn resumes from the last checkpoint."
-_LESS_MEMORY = (
-    "Free memory and learn again, which resumes from the last checkpoint. A smaller batch_size or"
-    " rank under [learning] in the base's card takes less."
-)
-
 
 SessionState = Mapping[str, npt.NDArray[np.float32]]
 TrainStep = Callable[
@@ -74,25 +63,56 @@ TrainStep = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStore:
-    """Where one build keeps its checkpoint; ``save`` replaces the file as a whole."""
+class Checkpoint:
+    """The checkpoint of one build.
+
+    ``load`` returns the file, and ``save`` replaces it as a whole. ``inputs_digest`` is that of all
+    that the build depends on.
+    """
 
     load: Callable[[], bytes | None]
     save: Callable[[bytes], None]
+    inputs_digest: str
 
     @classmethod
-    def of_layer(cls, store: Store, user: str, layer: str) -> Self:
-        """Return the store of a user's layer, in the home's session folder.
-
-        Args:
-            store: The open home.
-            user: The user.
-            layer: The layer.
-        """
+    def of_plan(cls, store: Store, plan: Plan) -> Self:
+        """Return the checkpoint of a plan, in the home's session folder."""
+        of_layer = plan.user, plan.layer
         return cls(
-            lambda: store.load_checkpoint(user, layer),
-            lambda data: store.save_checkpoint(user, layer, data),
+            partial(store.load_checkpoint, *of_layer),
+            partial(store.save_checkpoint, *of_layer),
+            plan.inputs_digest,
         )
+
+    def write(self, state: SessionState, progress: Any) -> None:
+        """Write the arrays of a session, and how far the training came as JSON data."""
+        arrays = {name: np.atleast_1d(array) for name, array in state.items()}
+        text = json.dumps(progress)
+        metadata = {"progress": text, "digest": self._digest(text, arrays)}
+        self.save(safetensors.numpy.save(arrays, metadata))
+
+    def restore(self, session: Session) -> Any:
+        """Restore a session, and return the progress; None if there is nothing that can be used."""
+        data = self.load()
+        if data is None:
+            return None
+        try:
+            metadata, arrays = read_tensors(data)
+            text = metadata["progress"]
+            # Without this, a wrong number that is still a number would reach the revision unnoticed.
+            if metadata["digest"] != self._digest(text, arrays):
+                return None
+            session.restore(arrays)
+            return json.loads(text)
+        except (AdapterError, KeyError, ValueError):
+            return None
+
+    def _digest(self, progress: str, arrays: SessionState) -> str:
+        digest = hashlib.sha256(f"{self.inputs_digest} {progress} ".encode())
+        for name, array in sorted(arrays.items()):
+            digest.update(f"{name}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +126,7 @@ class TrainJob:
     open_session: Callable[[], Session]
     batches: Sequence[Sequence[Loss]]
     config: TrainingConfig
-    inputs_digest: str
-    checkpoints: CheckpointStore
+    checkpoint: Checkpoint
     progress: Callable[[int, int], None] = lambda step, steps: None
 
 
@@ -169,11 +188,8 @@ def train(
     with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
         for name, job in jobs.items():
-            run = _catch(partial(_Run, job, sessions, writer, control.timer))
-            if isinstance(run, PersonalPeftError):
-                results[name] = run
-            else:
-                runs[name] = run
+            with _as_result(name, results):
+                runs[name] = _Run(job, sessions, writer, control.timer)
         total = sum(run.steps for run in runs.values())
         began = False
         while True:
@@ -188,21 +204,24 @@ def train(
             out_of_time = began and control.out_of_time()
             for name, run in list(active.items()):
                 if run.step == run.steps or out_of_time or len(run.losses) == control.max_steps:
-                    results[name] = _catch(run.finish)
+                    with _as_result(name, results):
+                        results[name] = run.finish()
                     del active[name]
             if not active:
                 return results
-            with _map_model_errors():
+            with map_training_errors():
                 losses = train_step(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
-                    [run.learning_rate for run in active.values()],
+                    [
+                        run.job.config.learning_rate_at(run.step, run.steps)
+                        for run in active.values()
+                    ],
                 )
             began = True
             for (name, run), loss in zip(active.items(), losses, strict=True):
-                error = _catch(partial(run.record_step, loss))
-                if error is not None:
-                    results[name] = error
+                with _as_result(name, results):
+                    run.record_step(loss)
             control.progress(sum(run.step for run in runs.values()) / total)
 
 
@@ -219,7 +238,7 @@ class _Run:
         self.job = job
         self.session = sessions.enter_context(closing(job.open_session()))
         self.steps = len(job.batches)
-        progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs_digest)
+        progress = job.checkpoint.restore(self.session)
         self.step = 0 if progress is None else progress["step"]
         self.losses: list[float] = []
         self._writer, self._timer = writer, timer
@@ -228,10 +247,6 @@ class _Run:
         self.session.precompute_ref_log_probs([loss for batch in job.batches for loss in batch])
         job.progress(self.step, self.steps)
         self._written_at = timer()
-
-    @property
-    def learning_rate(self) -> float:
-        return self.job.config.learning_rate_at(self.step, self.steps)
 
     def record_step(self, loss: float) -> None:
         """Count a step, and start a checkpoint if one is due. Raises what the last one raised."""
@@ -250,7 +265,7 @@ class _Run:
         # Copied here, because the next step changes the session while this one is written.
         state = self.session.state()
         try:
-            self._write = self._writer.submit(_write_checkpoint, self.job, self.step, state)
+            self._write = self._writer.submit(self.job.checkpoint.write, state, {"step": self.step})
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise
@@ -270,26 +285,30 @@ class _Run:
         return TrainResult(self.step, self.steps, losses, self.session.weights())
 
 
-def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
-    job.checkpoints.save(encode_checkpoint(state, job.inputs_digest, {"step": step}))
+map_training_errors = partial(
+    map_model_errors,
+    "The model failed during training.",
+    hint="See the log. The next learn or practice resumes from the last checkpoint.",
+    memory_hint="Free memory and try again, which resumes from the last checkpoint. A smaller rank"
+    " or batch_size under [learning], or num_generations under [practice], in the base's card takes"
+    " less.",
+)
+"""A context in which an error of the model becomes ``ServingFailed``."""
 
 
-def _map_model_errors() -> AbstractContextManager[None]:
-    return map_model_errors(_FAILED, hint=_RETRY, memory_hint=_LESS_MEMORY)
-
-
-def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
-    """Return what ``act`` returns, or the error that concerns one session.
+@contextmanager
+def _as_result(name: str, results: dict[str, TrainResult | PersonalPeftError]) -> Iterator[None]:
+    """Return a context in which an error that concerns one session becomes its result.
 
     ``ServingFailed`` is raised: the group may be too large for the memory there is.
     """
     try:
-        with _map_model_errors():
-            return act()
+        with map_training_errors():
+            yield
     except ServingFailed:
         raise
     except PersonalPeftError as error:
-        return error
+        results[name] = error
 
 
 def train_plans(
@@ -326,10 +345,9 @@ def train_plans(
                 partial(open_session, services, plan),
                 build_batches(plan, backend, general, services.memory),
                 plan.recipe,
-                plan.inputs_digest,
-                CheckpointStore.of_layer(services.store, user, plan.layer)
+                Checkpoint.of_plan(services.store, plan)
                 if keeps_checkpoints
-                else CheckpointStore(lambda: None, lambda data: None),
+                else Checkpoint(lambda: None, lambda data: None, plan.inputs_digest),
                 partial(show_step, plan),
             )
         except Exception as error:  # noqa: BLE001 - an error of any kind is a result
@@ -382,47 +400,3 @@ def open_session(services: Services, plan: Plan) -> Session:
                 max_grad_norm=recipe.max_grad_norm,
             )
         )
-
-
-def encode_checkpoint(state: SessionState, inputs_digest: str, progress: Any) -> bytes:
-    """Return the bytes of a checkpoint.
-
-    Args:
-        state: The arrays of the training session.
-        inputs_digest: The digest of all that the build depends on.
-        progress: How far the training came, as JSON data.
-    """
-    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
-    text = json.dumps(progress)
-    metadata = {"progress": text, "digest": _checkpoint_digest(inputs_digest, text, arrays)}
-    return safetensors.numpy.save(arrays, metadata)
-
-
-def restore_checkpoint(data: bytes | None, session: Session, inputs_digest: str) -> Any:
-    """Restore a session from a checkpoint, and return the progress; None if it cannot be used.
-
-    Args:
-        data: The bytes of the checkpoint; None where there is none.
-        session: The training session.
-        inputs_digest: The digest of all that the build depends on.
-    """
-    if data is None:
-        return None
-    try:
-        metadata, arrays = read_tensors(data)
-        text = metadata["progress"]
-        # Without this, a wrong number that is still a number would reach the revision unnoticed.
-        if metadata["digest"] != _checkpoint_digest(inputs_digest, text, arrays):
-            return None
-        session.restore(arrays)
-        return json.loads(text)
-    except (AdapterError, KeyError, ValueError):
-        return None
-
-
-def _checkpoint_digest(inputs_digest: str, progress: str, arrays: SessionState) -> str:
-    digest = hashlib.sha256(f"{inputs_digest} {progress} ".encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

@@ -7,14 +7,12 @@ losses make each lesson count the same, however long its answer is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
-from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.types import Message, SignalKind
+from personalpeft.backends.base import Backend, Continuation, ModelOutputs
+from personalpeft.types import Message
 
 
 class BaseLoss:
@@ -157,59 +155,6 @@ def _log_ratios(outputs: Sequence[ModelOutputs], references: Sequence[ModelOutpu
     """Return ``log p(completion) - log p_below(completion)`` of each."""
     pairs = zip(outputs, references, strict=True)
     return [own.token_logp.sum() - below.token_logp.sum() for own, below in pairs]
-
-
-def build_lesson_losses(
-    lessons: Sequence[Lesson], encode: ContinuationEncoder, config: TrainingConfig
-) -> Iterator[Loss]:
-    """Yield the losses of one step's lessons: SFT, then context distillation, then DPO.
-
-    Args:
-        lessons: The lessons of the step.
-        encode: Encodes their replies.
-        config: The weights of the losses.
-    """
-    share = len(lessons)
-    shown = [lesson for lesson in lessons if lesson.teacher_messages is None]
-    for lesson in shown:
-        target = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
-        # Of a fact's few tokens only the first ones are news, and the mean dilutes them.
-        weight = config.fact_weight if lesson.kind is SignalKind.FACT else 1.0
-        yield SFTLoss(target, weight * lesson.weight / share)
-    for lesson in lessons:
-        if lesson.teacher_messages is not None:
-            student, teacher = (
-                encode(messages, lesson.chosen, ended=lesson.ended)
-                for messages in (lesson.messages, lesson.teacher_messages)
-            )
-            yield ContextDistillationLoss(student, teacher, lesson.weight / share)
-    contrasted = [lesson for lesson in shown if lesson.rejected is not None]
-    for lesson in contrasted[: config.preference_pairs]:
-        chosen = encode(lesson.messages, lesson.chosen, ended=lesson.ended)
-        rejected = encode(lesson.messages, lesson.rejected or "", ended=lesson.rejected_ended)
-        yield DPOLoss(chosen, rejected, config.beta, lesson.weight / share)
-
-
-class ContinuationEncoder:
-    """Encodes answers of at most ``max_length`` tokens, each once: steps repeat lessons."""
-
-    def __init__(self, backend: Backend, max_length: int) -> None:
-        self._backend = backend
-        self._max_length = max_length
-        # By identity, since equal messages may offer different tools. The value keeps them alive.
-        self._known: dict[tuple[int, str, bool], tuple[Sequence[Message], Continuation]] = {}
-
-    def __call__(
-        self, messages: Sequence[Message], answer: str, *, ended: bool = True
-    ) -> Continuation:
-        """See ``encode_continuation``."""
-        key = id(messages), answer, ended
-        if key not in self._known:
-            made = encode_continuation(
-                self._backend, messages, answer, self._max_length, ended=ended
-            )
-            self._known[key] = messages, made
-        return self._known[key][1]
 
 
 def encode_continuation(

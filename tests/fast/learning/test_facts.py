@@ -21,21 +21,23 @@ from personalpeft.learning.data.assignment import (
     lessons_for,
     load_assignments,
 )
-from personalpeft.learning.data.facts import (
-    MIN_HELPFUL_TURNS,
+from personalpeft.learning.data.general_prompts import (
     PARAPHRASE_TEMPLATES,
     QuestionTemplate,
-    as_sentence,
-    helpful_turns,
-    paraphrase,
+    load_general_prompts,
 )
-from personalpeft.learning.data.general_prompts import load_general_prompts
+from personalpeft.learning.data.lesson import MIN_HELPFUL_TURNS, as_sentence, helpful_turns
 from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.store.home import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 QUESTIONS = ("What is my dog called?", "What is my dog's name?", "How do I call my dog?")
+
+
+def wordings(question: str) -> list[str]:
+    """Return a question as it is, and in each of the templates."""
+    return [question, *(template.fill(question) for template in PARAPHRASE_TEMPLATES)]
 
 
 def signal(
@@ -111,16 +113,11 @@ def test_each_trained_fact_is_judged_by_a_question_that_is_not_trained(
     questions: list[str],
 ) -> None:
     lessons = lessons_for([assign_signals([fact(questions=questions)])["s1"]], "memory")
-    taught = {
-        way
-        for lesson in lessons
-        if not lesson.is_test
-        for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
-    }
+    taught = {way for lesson in lessons if not lesson.is_test for way in wordings(lesson.question)}
     tested = [lesson for lesson in lessons if lesson.is_test]
 
     assert len(tested) == 1
-    assert tested[0].messages not in taught
+    assert tested[0].question not in taught
     assert taught
 
 
@@ -173,12 +170,8 @@ def test_questions_of_punctuation_alone_are_different_questions() -> None:
 
 
 def test_text_after_an_unmarked_question_is_not_part_of_the_question() -> None:
-    (asked, *put) = paraphrase(
-        [Message("user", "what is my dog called")],
-        [QuestionTemplate("{first} Please tell me.", "{first}")],
-    )
-    assert asked[-1].content == "what is my dog called"
-    assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
+    template = QuestionTemplate("{first} Please tell me.", "{first}")
+    assert template.fill("what is my dog called") == "what is my dog called? Please tell me."
 
 
 def test_repeated_fact_is_no_contradiction() -> None:
@@ -251,13 +244,10 @@ def test_helpful_fact_is_judged_by_the_same_held_out_question_each_time(
             [assign_signals([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory"
         )
         taught = {
-            way
-            for lesson in lessons
-            if not lesson.is_test
-            for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
+            way for lesson in lessons if not lesson.is_test for way in wordings(lesson.question)
         }
         (test,) = [lesson for lesson in lessons if lesson.is_test]
-        assert test.messages not in taught
+        assert test.question not in taught
         assert len(lessons) <= 9
         judged.add(test.messages)
     assert len(judged) == 1
@@ -492,16 +482,11 @@ def test_short_answer_is_phrased_as_a_sentence(answer: str, sentence: str) -> No
 
 @pytest.mark.parametrize("question", ["どこに住んでいますか？", "أين أعيش؟", "Where do I live?"])
 def test_question_keeps_its_own_question_mark(question: str) -> None:
-    asked = paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
-    assert not [way for way in asked if f"{question}?" in way[-1].content]
+    assert not [way for way in wordings(question) if f"{question}?" in way]
 
 
 def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
-    asked = [
-        way[-1].content
-        for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)
-    ]
-    assert not [question for question in asked if " i like" in question]
+    assert not [way for way in wordings("I like what?") if " i like" in way]
 
 
 @pytest.mark.parametrize(
@@ -518,10 +503,7 @@ def test_pronoun_i_stays_a_capital_in_each_paraphrase() -> None:
 )
 def test_name_keeps_its_case_in_each_paraphrase_and_test(question: str) -> None:
     lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
-    asked = [lesson.messages[-1].content for lesson in lessons]
-    asked += [
-        way[-1].content for way in paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
-    ]
+    asked = [*(lesson.question for lesson in lessons), *wordings(question)]
     assert all(question in each for each in asked)
 
 
@@ -531,9 +513,8 @@ def test_name_keeps_its_case_in_each_paraphrase_and_test(question: str) -> None:
 )
 def test_question_in_another_language_gets_no_english_around_it(question: str) -> None:
     lessons = lessons_for([assign_signals([fact(questions=[question])])["s1"]], "memory")
-    asked = [lesson.messages for lesson in lessons]
-    asked += paraphrase([Message("user", question)], PARAPHRASE_TEMPLATES)
-    around = {messages[-1].content.replace(question, "") for messages in asked}
+    asked = [*(lesson.question for lesson in lessons), *wordings(question)]
+    around = {each.replace(question, "") for each in asked}
     assert not [text for text in around if any(map(str.isalpha, text))]
     # All of them differ, so what judges the fact is not trained on.
     assert len(set(asked)) == len(PARAPHRASE_TEMPLATES) + 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,22 +16,27 @@ from hypothesis import strategies as st
 from runtime_makers import ask, open_runtime
 
 from personalpeft import User
-from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_prompts import load_general_prompts
-from personalpeft.learning.data.general_replies import (
-    MAX_EXAMPLES,
+from personalpeft.learning.data.batching import (
     GeneralReplies,
-    few_shot_messages,
+    build_batches,
     is_usable,
-    reply_limit,
     similar_prompts,
 )
-from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.general_prompts import load_general_prompts
+from personalpeft.learning.data.lesson import MAX_EXAMPLES, Lesson, few_shot_messages
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import loop
 from personalpeft.learning.train.losses import ContextDistillationLoss
 from personalpeft.memory.types import Vectors
 from personalpeft.types import Message, SignalKind, ToolCall
+
+
+def backend_of(room: float) -> Any:
+    """Return a backend with a context of so many words, or of endless ones."""
+    return SimpleNamespace(
+        render=lambda messages: " ".join(each.content for each in messages).split(),
+        max_length=room,
+    )
 
 
 def lesson(number: int, prompt: str = "", chosen: str = "") -> Lesson:
@@ -81,7 +88,7 @@ def test_rotating_all_prompts_keeps_their_similarity(
 
 def test_newest_lessons_are_the_examples_and_the_prompt_comes_last() -> None:
     lessons = [lesson(number) for number in range(MAX_EXAMPLES + 3)]
-    messages = few_shot_messages(lessons, (Message("user", "And this?"),), lambda messages: True)
+    messages = few_shot_messages(lessons, (Message("user", "And this?"),), backend_of(inf), 8)
     assert messages[-1] == Message("user", "And this?")
     assert messages[0] == Message("user", "question 3?")
     assert [each.role for each in messages] == ["user", "assistant"] * MAX_EXAMPLES + ["user"]
@@ -94,9 +101,7 @@ def test_an_example_of_a_later_turn_has_the_turns_before_it_and_answers_no_tool(
     )
     calls = (Message("assistant", "", (ToolCall("look", {}, "c"),)), Message("tool", "42"))
     with_tools = replace(lesson(2), messages=(Message("user", "Look."), *calls))
-    examples = few_shot_messages(
-        [later, with_tools], (Message("user", "q"),), lambda messages: True
-    )
+    examples = few_shot_messages([later, with_tools], (Message("user", "q"),), backend_of(inf), 8)
     assert [(each.role, each.content) for each in examples] == [
         ("user", "Long?"),
         ("assistant", "A long reply."),
@@ -113,7 +118,8 @@ def test_few_shot_prompt_has_as_many_examples_as_fit(lengths: list[int], room: i
     def fits(messages: Sequence[Message]) -> bool:
         return sum(count_words(each.content) for each in messages) <= room
 
-    *examples, last = few_shot_messages(lessons, (Message("user", "prompt"),), fits)
+    prompt = (Message("user", "prompt"),)
+    *examples, last = few_shot_messages(lessons, prompt, backend_of(room + 8), 8)
     assert last.content == "prompt"
     assert not examples or fits([*examples, last])
     number = len(examples) // 2
@@ -122,8 +128,7 @@ def test_few_shot_prompt_has_as_many_examples_as_fit(lengths: list[int], room: i
 
 
 def test_truncated_or_repetitive_replies_are_not_trained_on() -> None:
-    lessons = [lesson(1, chosen="One two three.")]
-    limit = reply_limit(lessons, count_words, 100)
+    lessons, limit = [lesson(1, chosen="One two three.")], 8
     assert is_usable("Four five.", lessons, 2, limit)
     assert not is_usable("Four five", lessons, limit, limit)
     assert not is_usable(" One two three. ", lessons, 3, limit)

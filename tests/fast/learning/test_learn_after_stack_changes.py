@@ -14,11 +14,12 @@ from test_practice import RecordingVerifier
 
 from personalpeft import LearnReport, User
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
+from personalpeft.learning.data.batching import build_lesson_losses
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import derive_seed
 from personalpeft.learning.train.config import TrainingConfig
-from personalpeft.learning.train.losses import ContinuationEncoder, DPOLoss, build_lesson_losses
+from personalpeft.learning.train.losses import DPOLoss, encode_continuation
 
 
 @pytest.fixture
@@ -179,10 +180,11 @@ def test_rejected_reply_that_was_cut_off_teaches_nothing_about_its_end(ada: User
     for limit in (64, 2):
         ada.feedback(ask(ada, f"up to {limit}", max_tokens=limit), edit="Boil it.")
     backend = ada._services.training_backend
-    encode = ContinuationEncoder(backend, 256)
     losses = build_lesson_losses(
         lessons_for(load_assignments(ada._services.store, "ada"), "style"),
-        encode,
+        lambda messages, answer, ended: encode_continuation(
+            backend, messages, answer, 256, ended=ended
+        ),
         TrainingConfig(preference_pairs=2),
     )
     end = backend.end_of_turn

@@ -14,9 +14,9 @@ from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.general_prompts import (
     QuestionBank,
-    form_languages,
     load_general_prompts,
     load_relations,
+    prompt_languages,
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import loop
@@ -249,7 +249,7 @@ def test_fact_in_another_language_has_other_wordings_in_it(
     assert {find_language(each.refusal) for each in found.unanswerable} <= {language}
 
 
-@pytest.mark.parametrize("language", form_languages())
+@pytest.mark.parametrize("language", prompt_languages())
 def test_forms_of_a_language_are_in_it_and_find_their_subject(language: str) -> None:
     relations = load_relations((language,))[len(load_relations()) :]
     forms = [form for each in relations for form in each.forms]

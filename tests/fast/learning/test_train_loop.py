@@ -22,12 +22,10 @@ from personalpeft.errors import Cancelled, CardError
 from personalpeft.learning.train.config import RLConfig, TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import (
     CHECKPOINT_SECONDS,
-    CheckpointStore,
+    Checkpoint,
     LoopControl,
     TrainJob,
     TrainResult,
-    encode_checkpoint,
-    restore_checkpoint,
     train,
 )
 
@@ -72,12 +70,12 @@ class InterruptedBuild:
     steps_taken: list[int] = field(default_factory=list)
     result: bytes = b""
 
-    def checkpoints(self) -> CheckpointStore:
+    def checkpoint(self) -> Checkpoint:
         def save(data: bytes) -> None:
             self.file = data
             self.saves.append(data)
 
-        return CheckpointStore(load=lambda: self.file, save=save)
+        return Checkpoint(lambda: self.file, save, self.inputs)
 
     def run(self, *, kill_before: int | None = None, **asked: Any) -> TrainResult:
         schedule = training_steps(self.backend, STEPS)
@@ -91,7 +89,7 @@ class InterruptedBuild:
                 names,
             )
 
-        job = TrainJob(begin, schedule, RECIPE, self.inputs, self.checkpoints())
+        job = TrainJob(begin, schedule, RECIPE, self.checkpoint())
         outcome = train({"ada": job}, advance_one_by_one, loop_control(**asked))["ada"]
         assert isinstance(outcome, TrainResult)
         self.result = b"".join(
@@ -221,8 +219,7 @@ def test_no_step_begins_before_the_one_before_the_last_is_saved(fake: Backend) -
         lambda: fake.session(session_spec(fake)),
         schedule,
         RECIPE,
-        "x",
-        CheckpointStore(lambda: None, save),
+        Checkpoint(lambda: None, save, "x"),
     )
     train({"ada": job}, recorded, loop_control())
     assert len(when_saved) == len(steps_taken) == STEPS
@@ -296,13 +293,11 @@ def test_checkpoint_with_one_wrong_byte_is_ignored(
 
 def test_progress_rises_and_ends_at_one(backend: Backend) -> None:
     reported: list[float] = []
-    checkpoints = CheckpointStore(load=lambda: None, save=lambda data: None)
     job = TrainJob(
         lambda: backend.session(session_spec(backend)),
         training_steps(backend, 4),
         RECIPE,
-        "x",
-        checkpoints,
+        Checkpoint(lambda: None, lambda data: None, "x"),
     )
     train({"ada": job}, backend.advance, loop_control(progress=reported.append))
     assert reported == sorted(reported)
@@ -386,7 +381,12 @@ def test_checkpoint_of_the_previous_version_is_ignored(fake: Backend) -> None:
     session = fake.session(session_spec(fake))
     arrays = {name: np.atleast_1d(array) for name, array in session.state().items()}
     old = safetensors.numpy.save(arrays, {"inputs": "x", "step": "3", "digest": "0"})
-    assert restore_checkpoint(old, session, "x") is None
-    new = encode_checkpoint(session.state(), "x", {"step": 3})
-    assert restore_checkpoint(new, session, "x") == {"step": 3}
-    assert restore_checkpoint(new, session, "y") is None
+    saved = [old]
+
+    def checkpoint(inputs: str) -> Checkpoint:
+        return Checkpoint(lambda: saved[-1], saved.append, inputs)
+
+    assert checkpoint("x").restore(session) is None
+    checkpoint("x").write(session.state(), {"step": 3})
+    assert checkpoint("x").restore(session) == {"step": 3}
+    assert checkpoint("y").restore(session) is None
