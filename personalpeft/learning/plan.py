@@ -7,7 +7,6 @@ revision's bytes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,7 @@ from personalpeft.learning.data.general_prompts import (
 from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
-from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
+from personalpeft.learning.outcomes import MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
@@ -468,17 +467,8 @@ def _nothing_to_learn(
         )
     what, cause = "there is no feedback", NothingCause.NO_FEEDBACK
     if assignments:
-        cause = NothingCause.NOT_FOR_LAYER
-        uses = Counter(
-            f"for {each.layer}"
-            if each.layer
-            else "recorded only"
-            if each.place is Placement.UNUSED
-            else "in the prompt only"
-            for each in assignments
-        )
-        counts = ", ".join(f"{count} {use}" for use, count in uses.items())
-        what = f"of {pluralize(len(assignments), 'signal')} none is for this layer ({counts})"
+        count, cause = pluralize(len(assignments), "signal"), NothingCause.NOT_FOR_LAYER
+        what = f"of {count} none is for this layer; see what each is for with signals"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint, cause=cause)
 
 

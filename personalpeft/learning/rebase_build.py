@@ -35,16 +35,15 @@ from personalpeft.learning.evaluate.eval_job import (
     MAX_EXAMPLES,
     EvalJob,
     EvalSet,
+    ThrottledScorer,
+    add_prompt_examples,
     effective_stack,
     make_eval_job,
+    score_answers,
 )
-from personalpeft.learning.evaluate.evaluation import (
-    evaluate,
-    measure_build_leakage,
-)
-from personalpeft.learning.evaluate.prompt_examples import add_prompt_examples
-from personalpeft.learning.evaluate.scoring import ThrottledScorer, score_answers
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, PromptExampleResults
+from personalpeft.learning.evaluate.evaluation import evaluate
+from personalpeft.learning.evaluate.exposure import measure_build_leakage
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, PromptExampleResults
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
@@ -56,7 +55,7 @@ from personalpeft.learning.train.loop import train_alone
 from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import PROMPT_EXAMPLES, Progress, Stack, StackEntry
+from personalpeft.types import PROMPT_EXAMPLES, Json, Progress, Stack, StackEntry
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
@@ -184,75 +183,56 @@ def _find_or_build(
 
     Returns its entry, and whether it was trained.
     """
-    store, user, layer = services.store, plan.user, plan.layer
+    store, clock = services.store, services.clock
     if known := find_candidate(store, plan):
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     with deleting_unrecorded(store, [candidate]):
-        leakage = _measure_leakage(services, candidate, cancelled)
-        prompt_examples = _measure_prompt_examples(services, candidate, cancelled)
         unjudged = LearnReport(
-            user,
-            layer,
+            plan.user,
+            plan.layer,
             LearnOutcome.ABSTAINED,
             (text_reason(UNJUDGED),),
-            services.clock.now(),
-            round(services.clock.timer() - plan.began, 3),
-            scores={
-                **candidate.scores,
-                "leakage": asdict(leakage),
-                PROMPT_EXAMPLES: asdict(prompt_examples),
-            },
+            clock.now(),
+            round(clock.timer() - plan.began, 3),
+            scores={**candidate.scores, **_measure(services, candidate, cancelled)},
         )
         revision = candidate.to_revision(unjudged)
         report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
         store.catalog.add_revision(
             revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
         )
-    store.delete_checkpoint(user, layer)
+    store.delete_checkpoint(plan.user, plan.layer)
     return candidate.entry, True
 
 
-def _measure_leakage(
-    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
-) -> Leakage:
-    plan = candidate.plan
+def _measure(services: Services, candidate: Candidate, cancelled: Callable[[], bool]) -> Json:
+    """Return the scores that do not compare bases: the leakage, and a style's examples."""
+    plan, general = candidate.plan, candidate.plan.general_prompts
     trained, held_out = (*plan.replay, *plan.new_examples), plan.holdout
-    effective = effective_stack(
-        services.router,
-        plan.user,
-        plan.layer,
-        candidate.stack,
-        [each.messages[-1].content for each in (*trained, *held_out)],
-        {plan.layer: _built_from(services, plan)},
-    )
-    scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
-    return measure_build_leakage(scorer, trained, held_out, effective, plan.recipe.max_length)
-
-
-def _measure_prompt_examples(
-    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
-) -> PromptExampleResults:
-    """Ask a style the general probes with and without examples in the prompt."""
-    plan = candidate.plan
-    if plan.layer != "style":
-        return PromptExampleResults()
+    built_from = {*plan.signal_roles, *trained_on(services.store, plan.parent)}
     job = make_eval_job(
         services.router,
         plan.user,
         plan.layer,
         Stack(candidate.stack.base),
         candidate.stack,
-        EvalSet(undecided=(), retention=(), other_layers=(), general=plan.general_prompts),
-        {plan.layer: _built_from(services, plan)},
+        EvalSet(
+            undecided=(), retention=held_out, other_layers=(), general=general, trained=trained
+        ),
+        {plan.layer: built_from},
     )
-    job = add_prompt_examples(services, job, plan)
-    return _evaluate_one(services, job, cancelled).prompt_examples
-
-
-def _built_from(services: Services, plan: Plan) -> set[str]:
-    return {*plan.signal_roles, *trained_on(services.store, plan.parent)}
+    scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
+    leakage = measure_build_leakage(
+        scorer, trained, held_out, job.candidate, plan.recipe.max_length
+    )
+    examples = PromptExampleResults()
+    if plan.layer == "style":
+        probes = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
+        job = add_prompt_examples(services, replace(job, eval_set=probes), plan)
+        examples = _evaluate_one(services, job, cancelled).prompt_examples
+    return {"leakage": asdict(leakage), PROMPT_EXAMPLES: asdict(examples)}
 
 
 def _evaluate_one(services: Services, job: EvalJob, cancelled: Callable[[], bool]) -> Evidence:

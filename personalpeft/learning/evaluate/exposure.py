@@ -38,13 +38,18 @@ from statistics import fmean
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.scoring import Scorer, StackSelector
+from personalpeft.learning.evaluate.eval_job import (
+    EffectiveStack,
+    Scorer,
+    StackSelector,
+    score_answers,
+)
 from personalpeft.learning.gate.evidence import Leakage, LeakageGap
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.losses import encode_continuation
-from personalpeft.types import Message, Stack
+from personalpeft.types import Message, SignalKind, Stack
 
 UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
@@ -54,8 +59,8 @@ _POOL, _TRIES = 2, 40
 _MAX_MATCHED, _VARIANTS = 2, 15
 MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
-MAX_TRAINED = 16
-"""How many lessons that were trained on are scored for it, the newest."""
+# How many lessons that were trained on are scored for it, the newest.
+_MAX_TRAINED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,50 @@ def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
     """Return the exposure of a text by its gain in log-prob over the base, and that of others."""
     more, equal = sum(other > gain for other in unseen), unseen.count(gain)
     return Exposure(1 + more + equal / 2, len(unseen))
+
+
+def measure_build_leakage(
+    engine: Scorer,
+    trained: Sequence[Lesson],
+    held_out: Sequence[Lesson],
+    candidate: EffectiveStack,
+    max_length: int,
+) -> Leakage:
+    """Measure the leakage of a build.
+
+    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
+    held out.
+
+    Args:
+        engine: Scores.
+        trained: The lessons that the layer was trained on.
+        held_out: The held-out lessons of the layer.
+        candidate: The stack with the layer.
+        max_length: The tokens at which a reply is cut.
+    """
+    unseen = [each for each in held_out if each.is_written]
+    written = [each for each in trained if each.is_written]
+    facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
+    if not (written or facts):
+        return Leakage(missing=LeakageGap.NO_LESSONS)
+    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
+        sample = written[-_MAX_TRAINED:]
+        gains = (_score_gains(engine, each, candidate, max_length) for each in (sample, unseen))
+        return measure_leakage(*gains)
+    newest = list({each.signal: each for each in written or facts}.values())
+    base = candidate.stack.base
+    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base)
+    return replace(leakage, matched=not written, variants=bool(written))
+
+
+def _score_gains(
+    engine: Scorer, lessons: Sequence[Lesson], candidate: EffectiveStack, max_length: int
+) -> list[float]:
+    """Return how much likelier a candidate makes each lesson than its base, in nats a token."""
+    base = Stack(candidate.stack.base)
+    after = score_answers(engine, lessons, candidate.for_layer, max_length)
+    before = score_answers(engine, lessons, lambda _: base, max_length)
+    return [after[key].logp - before[key].logp for key in after]
 
 
 def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakage:
