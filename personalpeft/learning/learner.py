@@ -59,7 +59,7 @@ from personalpeft.learning.pipeline import (
     report_of,
 )
 from personalpeft.learning.plan import MIN_LESSONS, VERIFIER, Plan, build_plan
-from personalpeft.learning.report import LearnReport, SignalUsage, signal_text
+from personalpeft.learning.report import LearnReport, signal_usage
 from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.status import pending
 from personalpeft.learning.train.config import (
@@ -333,11 +333,10 @@ class _UserLearn:
 
         It is the head. Without one, as after a refused first build, it is the newest revision.
         """
-        if head := next((each.revision for each in live.entries if each.layer == layer), None):
-            return self._store.catalog.revision(self._user, head)
-        wanted = (layer, live.base)
-        known = reversed(self._store.catalog.revisions(self._user))
-        return next((each for each in known if (each.layer, each.base) == wanted), None)
+        head = {each.layer: each.revision for each in live.entries}.get(layer)
+        known = self._store.catalog.revisions(self._user, layer=layer)
+        kept = [each for each in known if each.base == live.base and head in (None, each.id)]
+        return kept[-1] if kept else None
 
     def _decide_build(self, layer: str) -> Plan | LearnReport | None:
         """Return what to build for a layer, or what to report of it.
@@ -464,9 +463,7 @@ class _UserLearn:
         use = SignalUse.NO_CAPACITY if is_full else SignalUse.TOO_LONG
         waiting = {trigger.key for trigger in pending(self._store, self._user).triggers}
         sources = tuple(
-            SignalUsage(
-                each.signal.id, str(each.signal.kind), signal_text(each.signal), use, each.reason
-            )
+            signal_usage(each.signal, use, each.reason)
             for each in load_assignments(self._store, self._user)
             if each.signal.id in waiting.intersection(nothing.signals)
         )

@@ -58,7 +58,7 @@ from personalpeft.learning.outcomes import (
     reason,
 )
 from personalpeft.learning.plan import Plan, liked
-from personalpeft.learning.report import Example, LearnReport, SignalUsage, signal_text
+from personalpeft.learning.report import Example, LearnReport, signal_usage
 from personalpeft.learning.rl.loop import (
     PracticePlan,
     RLLoop,
@@ -193,15 +193,12 @@ class TrainingPipeline:
         """Return the candidate, or the report of a training that a budget ended."""
         if trained.is_complete:
             return store_candidate(self.services, plan, trained.weights)
-        is_step_budget = (
-            self.options.steps is not None and len(trained.losses) >= self.options.steps
-        )
+        services, budget, done = self.services, self.options.steps, trained.steps_done
+        is_step_budget = budget is not None and len(trained.losses) >= budget
         code = ReasonCode.STEP_BUDGET if is_step_budget else ReasonCode.TIME_BUDGET
-        why = reason(code, step=trained.steps_done, steps=trained.total_steps)
-        report = report_of(
-            self.services, plan, LearnOutcome.UNFINISHED, why, steps=trained.steps_done
-        )
-        return record(self.services, report) if trained.losses else report
+        why = reason(code, step=done, steps=trained.total_steps)
+        report = report_of(services, plan, LearnOutcome.UNFINISHED, why, steps=done)
+        return record(services, report) if trained.losses else report
 
     def _practice(self, plan: PracticePlan) -> Candidate | LearnReport:
         """Practice in rounds, and return the candidate, or the report where no step was made."""
@@ -294,8 +291,8 @@ class TrainingPipeline:
         return measured
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
-        plan, store = candidate.plan, self.services.store
-        revisions = {each.id: each for each in store.catalog.revisions(plan.user)}
+        plan, catalog = candidate.plan, self.services.store.catalog
+        revisions = {each.id: each for each in catalog.revisions(plan.user)}
         history = eval_history(
             [revisions[entry.revision] for entry in plan.live.entries],
             plan.layer,
@@ -320,17 +317,7 @@ class TrainingPipeline:
             and plan.layer != "memory"
             and plan.answer_verifier is None,
         )
-        held_out = (lesson.signal for lesson in plan.holdout)
-        signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}
-        job = make_eval_job(
-            self.services.router,
-            plan.user,
-            plan.layer,
-            plan.live,
-            candidate.stack,
-            eval_set,
-            {plan.layer: signals},
-        )
+        job = make_eval_job(self.services, plan, plan.live, candidate.stack, eval_set)
         return add_prompt_examples(self.services, job, plan)
 
     def _rated_replies(self, plan: Plan) -> RatedReplies:
@@ -461,15 +448,41 @@ def report_of(
         capacity=plan.capacity,
         **more,
     )
-    use = SignalUse.PENDING
+    use_of_new, use_of_holdout = SignalUse.PENDING, SignalUse.TO_BE_HELD_OUT
     if report.revision is not None:
         is_live = report.live or report.revision == plan.head
-        use = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
-    sources = _list_sources(services.store, plan, use)
-    # With all signals in each report, a home would grow with the square of time.
-    decided = tuple(each for each in sources if each.use_code in DECIDED_USES)
-    counts = Counter(each.use_code.value for each in sources if each.use_code not in DECIDED_USES)
-    return replace(report, sources=decided, source_counts=dict(counts))
+        use_of_new = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
+        use_of_holdout = SignalUse.HELD_OUT
+    learned = trained_on(services.store, plan.parent)
+    new = {each.signal for each in (*plan.new_examples, *plan.undesirable_examples)} - learned
+    held_out = plan.holdout_signals
+    sources, counts = [], Counter[str]()
+    for each in plan.assignments:
+        signal = each.signal.id
+        if signal in new:
+            use = use_of_new
+        elif signal in plan.new_holdout:
+            use = use_of_holdout
+        elif signal in held_out:
+            use = SignalUse.HELD_OUT_EARLIER
+        elif signal in plan.excluded:
+            use = SignalUse.NO_CAPACITY
+        elif signal in plan.too_long:
+            use = SignalUse.TOO_LONG
+        elif each.layer == plan.layer:
+            use = SignalUse.LEARNED_EARLIER
+        elif each.place is Placement.LAYER:
+            use = SignalUse.OTHER_LAYER
+        elif each.place is Placement.UNUSED:
+            use = SignalUse.UNUSED
+        else:
+            use = SignalUse.IN_PROMPT
+        # With all signals in each report, a home would grow with the square of time.
+        if use in DECIDED_USES:
+            sources.append(signal_usage(each.signal, use, each.reason))
+        else:
+            counts[use.value] += 1
+    return replace(report, sources=tuple(sources), source_counts=dict(counts))
 
 
 def record(services: Services, report: LearnReport) -> LearnReport:
@@ -483,8 +496,8 @@ def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
 
     Nothing is changed then, and the next learn starts from the new head. It is not recorded here.
     """
-    layers = store.catalog.layers(report.user)
-    live = next((layer.head for layer in layers if layer.name == report.layer), None)
+    heads = {layer.name: layer.head for layer in store.catalog.layers(report.user)}
+    live = heads.get(report.layer)
     return LearnReport(
         report.user,
         report.layer,
@@ -494,35 +507,3 @@ def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
         report.seconds,
         previous_head=live,
     )
-
-
-def _list_sources(store: Store, plan: Plan, use_of_new: SignalUse) -> tuple[SignalUsage, ...]:
-    """Return the use of each signal. ``use_of_new`` is the use of newly trained signals."""
-    examples = (*plan.new_examples, *plan.undesirable_examples)
-    new = {each.signal for each in examples} - trained_on(store, plan.parent)
-    is_pending = use_of_new is SignalUse.PENDING
-    use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
-    sources = []
-    for each in plan.assignments:
-        signal = each.signal
-        if signal.id in new:
-            use = use_of_new
-        elif signal.id in plan.new_holdout:
-            use = use_of_holdout
-        elif signal.id in plan.holdout_signals:
-            use = SignalUse.HELD_OUT_EARLIER
-        elif signal.id in plan.excluded:
-            use = SignalUse.NO_CAPACITY
-        elif signal.id in plan.too_long:
-            use = SignalUse.TOO_LONG
-        elif each.layer == plan.layer:
-            use = SignalUse.LEARNED_EARLIER
-        elif each.place is Placement.LAYER:
-            use = SignalUse.OTHER_LAYER
-        else:
-            is_unused = each.place is Placement.UNUSED
-            use = SignalUse.UNUSED if is_unused else SignalUse.IN_PROMPT
-        layer = each.layer if use is SignalUse.OTHER_LAYER else None
-        text = signal_text(signal)
-        sources.append(SignalUsage(signal.id, str(signal.kind), text, use, each.reason, layer))
-    return tuple(sources)

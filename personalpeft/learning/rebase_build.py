@@ -209,27 +209,19 @@ def _find_or_build(
 
 def _measure(services: Services, candidate: Candidate, cancelled: Callable[[], bool]) -> Json:
     """Return the scores that do not compare bases: the leakage, and a style's examples."""
-    plan, general = candidate.plan, candidate.plan.general_prompts
-    trained, held_out = (*plan.replay, *plan.new_examples), plan.holdout
-    built_from = {*plan.signal_roles, *trained_on(services.store, plan.parent)}
-    job = make_eval_job(
-        services.router,
-        plan.user,
-        plan.layer,
-        Stack(candidate.stack.base),
-        candidate.stack,
-        EvalSet(
-            undecided=(), retention=held_out, other_layers=(), general=general, trained=trained
-        ),
-        {plan.layer: built_from},
+    plan = candidate.plan
+    probes, bare = EvalSet(plan.general_prompts), Stack(candidate.stack.base)
+    lessons = replace(
+        probes,
+        retention=plan.holdout,
+        trained=(*plan.replay, *plan.new_examples),
+        max_length=plan.recipe.max_length,
     )
+    job = make_eval_job(services, plan, bare, candidate.stack, lessons)
     scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
-    leakage = measure_build_leakage(
-        scorer, trained, held_out, job.candidate, plan.recipe.max_length
-    )
+    leakage = measure_build_leakage(scorer, job)
     examples = PromptExampleResults()
     if plan.layer == "style":
-        probes = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
         job = add_prompt_examples(services, replace(job, eval_set=probes), plan)
         examples = _evaluate_one(services, job, cancelled).prompt_examples
     return {"leakage": asdict(leakage), PROMPT_EXAMPLES: asdict(examples)}
@@ -358,11 +350,13 @@ def measure_general(side: Side, prompts: Sequence[str]) -> Evidence:
     ``prompts`` are in the languages of the user. Raises ``Cancelled``, and ``PersonalPeftError`` if
     the model failed.
     """
-    services, bare = side.services, Stack(side.stack.base)
-    general = load_general_prompts(find_languages(prompts, prompt_languages()))
-    eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
-    job = make_eval_job(services.router, side.user, "", bare, side.stack, eval_set, {})
-    return _evaluate_one(services, job, side.cancelled)
+    eval_set = EvalSet(load_general_prompts(find_languages(prompts, prompt_languages())))
+    bare, stack = (
+        effective_stack(side.services.router, side.user, "", each, eval_set.probes, {})
+        for each in (Stack(side.stack.base), side.stack)
+    )
+    job = EvalJob(side.user, bare, stack, eval_set)
+    return _evaluate_one(side.services, job, side.cancelled)
 
 
 def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Question:

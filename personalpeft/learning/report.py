@@ -66,6 +66,11 @@ class SignalUsage:
         return str(self.reason)
 
 
+def signal_usage(signal: Signal, use: SignalUse, why: Reason) -> SignalUsage:
+    """Return the use of a signal in a build, without its layer."""
+    return SignalUsage(signal.id, str(signal.kind), signal_text(signal), use, why)
+
+
 @dataclass(frozen=True, slots=True)
 class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.

@@ -6,7 +6,7 @@ candidate that answers after it. ``chat.examples`` selects those of users.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias
@@ -74,10 +74,10 @@ class RatedReplies:
 class EvalSet:
     """The lessons that a candidate is measured on."""
 
-    undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
-    retention: tuple[Lesson, ...]  # held out in this layer before this build
-    other_layers: tuple[Lesson, ...]  # held out in all other layers
     general: GeneralPrompts  # has the probes
+    undecided: tuple[Lesson, ...] = ()  # held out in this layer, not decided by its history
+    retention: tuple[Lesson, ...] = ()  # held out in this layer before this build
+    other_layers: tuple[Lesson, ...] = ()  # held out in all other layers
     arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
@@ -86,6 +86,17 @@ class EvalSet:
     trained_elsewhere: bool = False  # on unknown lessons
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
     rated: RatedReplies = RatedReplies()
+
+    @property
+    def probes(self) -> list[str]:
+        """The questions of the general probes."""
+        return [probe.question for probe in self.general.probes]
+
+    @property
+    def held_out(self) -> tuple[Lesson, ...]:
+        """The held-out lessons of the layer."""
+        lessons = (*self.undecided, *self.retention)
+        return tuple({lesson.key: lesson for lesson in lessons}.values())
 
     @property
     def decided(self) -> tuple[Lesson, ...]:
@@ -181,8 +192,7 @@ class EvalJob:
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
         """The lessons whose replies are generated; the report shows the first of them."""
-        lessons = (*self.eval_set.undecided, *self.eval_set.retention)
-        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
+        return self.eval_set.held_out[:_MAX_GENERATED]
 
     def probe_requests(self) -> tuple[list[Request], ...]:
         """Return the requests of the probes, in groups.
@@ -242,10 +252,10 @@ class EvalJob:
 
     def _ask_probes(self, side: EffectiveStack) -> list[Request]:
         requests = []
-        for probe in self.eval_set.general.probes:
-            stack = side.parts[probe.question]
+        for probe in self.eval_set.probes:
+            stack = side.parts[probe]
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
-            requests.append(self._ask((Message("user", probe.question),), stack, sampling))
+            requests.append(self._ask((Message("user", probe),), stack, sampling))
         return requests
 
     def _ask_lessons(
@@ -265,18 +275,13 @@ class EvalJob:
 
 
 def make_eval_job(
-    router: AdapterRouter,
-    user: str,
-    layer: str,
-    live: Stack,
-    candidate: Stack,
-    eval_set: EvalSet,
-    built_from: Mapping[str, Collection[str]],
+    services: Services, plan: Plan, live: Stack, candidate: Stack, eval_set: EvalSet
 ) -> EvalJob:
-    """Return the evaluation of a candidate for a layer, without examples in the prompt.
+    """Return the evaluation of a build, without examples in the prompt.
 
     Args:
-        router, user, layer, built_from: As for ``effective_stack``.
+        services: The wired parts.
+        plan: What was built.
         live: The live stack.
         candidate: The stack with the candidate.
         eval_set: What is measured.
@@ -288,12 +293,14 @@ def make_eval_job(
         *eval_set.trained,
         *eval_set.rated.held_out,
     )
-    prompts = [probe.question for probe in eval_set.general.probes]
-    prompts += [lesson.messages[-1].content for lesson in lessons]
+    prompts = [*eval_set.probes, *(lesson.messages[-1].content for lesson in lessons)]
+    held_out = (lesson.signal for lesson in plan.holdout)
+    built_from = {*plan.signal_roles, *held_out, *trained_on(services.store, plan.parent)}
+    router, user, layer = services.router, plan.user, plan.layer
     return EvalJob(
         user,
         effective_stack(router, user, layer, live, prompts, {}),
-        effective_stack(router, user, layer, candidate, prompts, built_from),
+        effective_stack(router, user, layer, candidate, prompts, {layer: built_from}),
         eval_set,
     )
 
@@ -309,7 +316,7 @@ def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob
     if plan.layer != "style":
         return job
     eval_set = job.eval_set
-    held_out = (*eval_set.undecided, *eval_set.retention, *eval_set.rated.held_out)
+    held_out = (*eval_set.held_out, *eval_set.rated.held_out)
 
     def find(examples: Sequence[PromptExample]) -> dict[str, tuple[Message, ...]]:
         return _examples_for_lessons(services, examples, held_out, eval_set.max_length)
@@ -346,20 +353,15 @@ def _live_examples(
 def _examples_for_probes(
     services: Services, plan: Plan, examples: Sequence[PromptExample]
 ) -> dict[str, tuple[Message, ...]]:
-    """Return the examples that precede each probe which is like the lessons.
-
-    As when users are served, long lessons are none.
-    """
-    backend = services.learning_engine.backend
+    """Return the examples that precede each probe which is like the lessons."""
     probes = [probe.question for probe in plan.general_prompts.probes]
     vectors = services.memory.embedder.embed([each.request for each in examples])
-    found = {}
-    for probe, row in zip(probes, services.router.embed_general(probes), strict=True):
-        turns = _turns(examples, vectors, row)
-        length = len(backend.render((*turns, Message("user", probe)))) + PROBE_SAMPLING.max_tokens
-        if is_short(turns, backend) and length <= backend.max_length:
-            found[probe] = turns
-    return _without_empty(found)
+    every = list(range(len(examples)))
+    asked = [
+        (probe, (Message("user", probe),), row, every)
+        for probe, row in zip(probes, services.router.embed_general(probes), strict=True)
+    ]
+    return _nearest_turns(services, examples, vectors, asked, PROBE_SAMPLING.max_tokens)
 
 
 def _examples_for_lessons(
@@ -371,37 +373,46 @@ def _examples_for_lessons(
     """Return, by key, the examples that precede each held-out lesson when a user asks it.
 
     As when users are served, later turns of a conversation and requests with tools have none, and
-    the lessons of another system text and long lessons are none. ``max_length``: most tokens of a
-    reply.
+    the lessons of another system text are none. ``max_length``: most tokens of a reply.
     """
     if len(examples) < MIN_LESSONS or not held_out:
         return {}
-    backend = services.learning_engine.backend
     requests = [lesson.messages[-1].content for lesson in held_out]
     vectors = services.memory.embedder.embed([*(each.request for each in examples), *requests])
-    found = {}
+    asked = []
     for lesson, request in zip(held_out, vectors[len(examples) :], strict=True):
         system, _ = split_system(lesson.messages)
         own = [number for number, each in enumerate(examples) if each.system == system]
-        if not begins_conversation(lesson.messages) or len(own) < MIN_LESSONS:
-            continue
-        turns = _turns([examples[number] for number in own], vectors[own], request)
-        *before, last = lesson.messages
-        length = len(backend.render((*before, *turns, last))) + max_length
-        if is_short(turns, backend) and length <= backend.max_length:
-            found[lesson.key] = turns
-    return _without_empty(found)
+        if begins_conversation(lesson.messages) and len(own) >= MIN_LESSONS:
+            asked.append((lesson.key, lesson.messages, request, own))
+    return _nearest_turns(services, examples, vectors, asked, max_length)
 
 
-def _turns(
-    examples: Sequence[PromptExample], vectors: Vectors, request: Vectors
-) -> tuple[Message, ...]:
-    nearest = nearest_examples(examples, vectors, request)
-    return tuple(chain.from_iterable(each.turns for each in nearest))
+def _nearest_turns(
+    services: Services,
+    examples: Sequence[PromptExample],
+    vectors: Vectors,
+    asked: Iterable[tuple[str, Sequence[Message], Vectors, list[int]]],
+    max_tokens: int,
+) -> dict[str, tuple[Message, ...]]:
+    """Return the turns of the examples nearest to each prompt, where they fit, by its key.
 
-
-def _without_empty(found: Mapping[str, tuple[Message, ...]]) -> dict[str, tuple[Message, ...]]:
-    return {key: turns for key, turns in found.items() if turns}
+    Args:
+        services: The wired parts.
+        examples: The examples.
+        vectors: ``[examples, size]``, the embeddings of their requests.
+        asked: The key, the messages and the embedding of each prompt, and which examples it may get.
+        max_tokens: The most tokens of a reply.
+    """
+    backend = services.learning_engine.backend
+    found = {}
+    for key, (*before, request), vector, own in asked:
+        nearest = nearest_examples([examples[number] for number in own], vectors[own], vector)
+        turns = tuple(chain.from_iterable(each.turns for each in nearest))
+        length = len(backend.render((*before, *turns, request))) + max_tokens
+        if turns and is_short(turns, backend) and length <= backend.max_length:
+            found[key] = turns
+    return found
 
 
 @dataclass(frozen=True, slots=True)

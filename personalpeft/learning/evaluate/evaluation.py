@@ -34,7 +34,6 @@ from personalpeft.learning.evaluate.eval_job import (
 from personalpeft.learning.evaluate.exposure import measure_build_leakage
 from personalpeft.learning.evaluate.text_quality import measure_arrived_lessons
 from personalpeft.learning.gate.evidence import (
-    TRAINED_ELSEWHERE,
     BaseProbeResults,
     EvalItem,
     Evidence,
@@ -122,7 +121,7 @@ def evaluate(
         user: services.completions.complete_with_base(
             user,
             job.live.stack.base,
-            [probe.question for probe in job.eval_set.general.probes],
+            job.eval_set.probes,
             cancelled=cancelled,
         )
         for user, job in jobs.items()
@@ -161,8 +160,7 @@ def _measure(
     before, after, sampled, *rated_replies = replies
     greedy = dict(zip((each.key for each in job.generated_lessons), after, strict=True))
     judged = [*(greedy[each.key] for each in job.judged_lessons), *sampled]
-    held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
-    items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
+    items = {item.signal: item for item in _score_items(engine, job, eval_set.held_out)}
     kl = list(_kl_from_base(engine, job, of_base))
     evidence = Evidence(
         undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
@@ -173,15 +171,7 @@ def _measure(
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
         probes=probes,
         kl=sum(kl) / max(1, len(kl)),
-        leakage=TRAINED_ELSEWHERE
-        if eval_set.trained_elsewhere
-        else measure_build_leakage(
-            engine,
-            eval_set.trained,
-            tuple(held_out.values()),
-            job.candidate,
-            eval_set.max_length,
-        ),
+        leakage=measure_build_leakage(engine, job),
         text_quality=measure_arrived_lessons(engine, embedder, job),
         generation=_measure_generation(engine, job, judged),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)

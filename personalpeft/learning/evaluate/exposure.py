@@ -39,12 +39,12 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, general_prompts
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.evaluate.eval_job import (
-    EffectiveStack,
+    EvalJob,
     Scorer,
     StackSelector,
     score_answers,
 )
-from personalpeft.learning.gate.evidence import Leakage, LeakageGap
+from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage, LeakageGap
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
@@ -197,48 +197,33 @@ def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
     return Exposure(1 + more + equal / 2, len(unseen))
 
 
-def measure_build_leakage(
-    engine: Scorer,
-    trained: Sequence[Lesson],
-    held_out: Sequence[Lesson],
-    candidate: EffectiveStack,
-    max_length: int,
-) -> Leakage:
-    """Measure the leakage of a build.
+def measure_build_leakage(engine: Scorer, job: EvalJob) -> Leakage:
+    """Measure the leakage of a candidate.
 
     Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
     held out.
-
-    Args:
-        engine: Scores.
-        trained: The lessons that the layer was trained on.
-        held_out: The held-out lessons of the layer.
-        candidate: The stack with the layer.
-        max_length: The tokens at which a reply is cut.
     """
-    unseen = [each for each in held_out if each.is_written]
-    written = [each for each in trained if each.is_written]
-    facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
+    eval_set, candidate = job.eval_set, job.candidate
+    if eval_set.trained_elsewhere:
+        return TRAINED_ELSEWHERE
+    unseen = [each for each in eval_set.held_out if each.is_written]
+    written = [each for each in eval_set.trained if each.is_written]
+    facts = [each for each in eval_set.trained if each.kind is SignalKind.FACT and each.is_users]
     if not (written or facts):
         return Leakage(missing=LeakageGap.NO_LESSONS)
-    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
-        sample = written[-_MAX_TRAINED:]
-        gains = (_score_gains(engine, each, candidate, max_length) for each in (sample, unseen))
-        return measure_leakage(*gains)
-    newest = list({each.signal: each for each in written or facts}.values())
-    base = candidate.stack.base
-    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base)
-    return replace(leakage, matched=not written, variants=bool(written))
-
-
-def _score_gains(
-    engine: Scorer, lessons: Sequence[Lesson], candidate: EffectiveStack, max_length: int
-) -> list[float]:
-    """Return how much likelier a candidate makes each lesson than its base, in nats a token."""
     base = Stack(candidate.stack.base)
-    after = score_answers(engine, lessons, candidate.for_layer, max_length)
-    before = score_answers(engine, lessons, lambda _: base, max_length)
-    return [after[key].logp - before[key].logp for key in after]
+
+    def gains(lessons: Sequence[Lesson]) -> list[float]:
+        """Return how much likelier the candidate makes each lesson than its base, in nats a token."""
+        after = score_answers(engine, lessons, candidate.for_layer, eval_set.max_length)
+        before = score_answers(engine, lessons, lambda _: base, eval_set.max_length)
+        return [after[key].logp - before[key].logp for key in after]
+
+    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
+        return measure_leakage(gains(written[-_MAX_TRAINED:]), gains(unseen))
+    newest = list({each.signal: each for each in written or facts}.values())
+    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base.base)
+    return replace(leakage, matched=not written, variants=bool(written))
 
 
 def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakage:

@@ -44,7 +44,6 @@ from personalpeft.learning.outcomes import (
     ReasonCode,
     Reasons,
     reason,
-    render_reasons,
 )
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import CardConfig, Fraction, Number
@@ -132,11 +131,6 @@ class Judgement:
     def live(self) -> bool:
         """Whether the candidate becomes the head."""
         return self.accepted or self.verdict is Verdict.PROMOTED
-
-    @property
-    def reason(self) -> str:
-        """The reasons in words."""
-        return render_reasons(self.reasons)
 
 
 def judge_candidate(

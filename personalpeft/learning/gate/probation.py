@@ -317,7 +317,10 @@ def sequential_test(
             [each is FeedbackOutcome.LIKED for each in rated_before],
             [each is FeedbackOutcome.LIKED for each in rated_since],
         )
-    of_run = against if run is None else _run_e_values(run)
+    of_run = against
+    if run is not None:
+        values = [1.0, *withdrawal_e_values(run.before, run.since)]
+        of_run = [1.0, *(values[seen] for seen in run.seen)]
     # After each reply, so that the result does not depend on when one looks.
     for outcome in since:
         won += outcome is FeedbackOutcome.WON
@@ -336,12 +339,6 @@ def sequential_test(
             why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
             return ProbationResult(LearnOutcome.CONFIRMED, why)
     return None
-
-
-def _run_e_values(run: RunFeedback) -> list[float]:
-    """Return the e-value against a run before and after each rated reply of the live revision."""
-    values = [1.0, *withdrawal_e_values(run.before, run.since)]
-    return [1.0, *(values[seen] for seen in run.seen)]
 
 
 def withdrawal_e_values(
