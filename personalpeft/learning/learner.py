@@ -333,10 +333,11 @@ class _UserLearn:
 
         It is the head. Without one, as after a refused first build, it is the newest revision.
         """
-        head = {each.layer: each.revision for each in live.entries}.get(layer)
-        known = self._store.catalog.revisions(self._user, layer=layer)
-        kept = [each for each in known if each.base == live.base and head in (None, each.id)]
-        return kept[-1] if kept else None
+        if head := next((each.revision for each in live.entries if each.layer == layer), None):
+            return self._store.catalog.revision(self._user, head)
+        wanted = (layer, live.base)
+        known = reversed(self._store.catalog.revisions(self._user))
+        return next((each for each in known if (each.layer, each.base) == wanted), None)
 
     def _decide_build(self, layer: str) -> Plan | LearnReport | None:
         """Return what to build for a layer, or what to report of it.
