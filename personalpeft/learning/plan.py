@@ -183,20 +183,21 @@ class Plan:
         return {"weights": "mapped"} if self.maps_weights else {}
 
     @property
-    def _trained(self) -> tuple[Lesson, ...]:
+    def trained_lessons(self) -> tuple[Lesson, ...]:
+        """All lessons that the build is trained on."""
         return (*self.replay, *self.new_examples, *self.undesirable_examples)
 
     @property
     def removed(self) -> tuple[RemovedText, ...]:
         """The personal data that was replaced in its lessons."""
-        lessons = (*self._trained, *self.holdout, *self.rated_holdout)
+        lessons = (*self.trained_lessons, *self.holdout, *self.rated_holdout)
         # The lessons of a fact have the same answer.
         return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
     def general_prompts(self) -> GeneralPrompts:
         """The general prompts, also in the languages that its lessons are about."""
-        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in self._trained)
+        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in self.trained_lessons)
         newest = list(prompts)[-_MAX_REPLAY:]
         return load_general_prompts(find_languages(newest, prompt_languages()))
 
@@ -261,7 +262,7 @@ class Plan:
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
         held_out = dict.fromkeys(self.holdout_signals, SignalRole.HELD_OUT)
-        return held_out | {lesson.signal: SignalRole.TRAINED for lesson in self._trained}
+        return held_out | {lesson.signal: SignalRole.TRAINED for lesson in self.trained_lessons}
 
 
 def build_plan(

@@ -291,14 +291,8 @@ class Side:
     def answer(self, questions: Sequence[Question], stacks: Mapping[str, Stack]) -> list[str]:
         """Return the generated answers to questions."""
         requests = [
-            Request(
-                self.user,
-                each.lesson.messages,
-                stacks[each.lesson.key],
-                EXAMPLE_SAMPLING,
-                background=True,
-            )
-            for each in questions
+            Request(self.user, each.messages, stacks[each.key], EXAMPLE_SAMPLING, background=True)
+            for each in (question.lesson for question in questions)
         ]
         texts = self.services.learning_engine.complete(requests, cancelled=self.cancelled)
         self._check_not_cancelled()
@@ -322,9 +316,8 @@ def compare_sides(old: Side, new: Side, lessons: Mapping[str, Sequence[Lesson]])
     """
     sides = old, new
     backends = [side.services.learning_engine.backend for side in sides]
-    questions = tuple(
-        _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
-    )
+    pairs = [(layer, lesson) for layer, some in lessons.items() for lesson in some]
+    questions = tuple(_question(layer, lesson, backends) for layer, lesson in pairs)
     live, candidate = (side.stacks_for(questions) for side in sides)
     before, old_tokens = old.score(questions, live)
     base, _ = old.score(questions, dict.fromkeys(live, Stack(old.stack.base)))
