@@ -314,10 +314,9 @@ def describe_installation() -> dict[str, str]:
     }
 
 
-def recorded_environment(scores: Mapping[str, object]) -> dict[str, str]:
+def recorded_environment(scores: Json) -> dict[str, str]:
     """Return the environment in a revision's scores. Earlier versions recorded none."""
-    recorded = scores.get(ENVIRONMENT)
-    return {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
+    return dict(scores.get(ENVIRONMENT, {}))
 
 
 @cache

@@ -130,28 +130,25 @@ def find_target(store: Store, user: str, item: str) -> ErasureTarget:
                 f"{user} has no layer {item}.", hint=suggest_nearest(item, known, what="layer")
             )
         return ErasureTarget(item, signals=frozenset(taught), layer=item)
+    ledger, prefix = store.ledger, str(item)[:2]
     if isinstance(item, str) and is_ending(item):
-        with suppress(NotFound):
-            return _signal_target(store, user, item)
-        with suppress(NotFound):
-            return _turn_target(store, user, item)
-    if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
+        for find in (ledger.signal, ledger.turn):
+            with suppress(NotFound):
+                return _target_of(find(user, item))
+    if not isinstance(item, str) or prefix not in ("t_", "s_"):
         raise InvalidInput(
             f"An item must be the id of a turn or a signal, or a layer, got {ascii(item)[:80]}.",
             hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; signals"
             " and turns list them. A layer is style, memory or skill.<name>.",
         )
-    return (_turn_target if item[0] == "t" else _signal_target)(store, user, item)
+    return _target_of((ledger.turn if prefix == "t_" else ledger.signal)(user, item))
 
 
-def _turn_target(store: Store, user: str, item: str) -> ErasureTarget:
-    turn = store.ledger.turn(user, item).id
-    return ErasureTarget(turn, turns=frozenset({turn}))
-
-
-def _signal_target(store: Store, user: str, item: str) -> ErasureTarget:
-    signal = store.ledger.signal(user, item).id
-    return ErasureTarget(signal, signals=frozenset({signal}))
+def _target_of(entry: Turn | Signal) -> ErasureTarget:
+    ids = frozenset({entry.id})
+    if isinstance(entry, Turn):
+        return ErasureTarget(entry.id, turns=ids)
+    return ErasureTarget(entry.id, signals=ids)
 
 
 def plan_erasure(store: Store, user: str, target: ErasureTarget) -> ErasurePlan:
@@ -186,8 +183,8 @@ class _ErasurePlanner:
         while before != (before := (self._erased, self._erased_revisions, tuple(self._redacted))):
             self._erase_predecessors()
             self._redacted = self._redact_contexts() | self._redacted
-            self._erased_revisions = frozenset(self._find_revisions())
-            revealing = self._revealing_text()
+            self._erased_revisions = self._find_revisions()
+            revealing = RevealingText(*self._texts())
             self._redacted |= {
                 turn.id: turn.messages for turn in self._turns if self._reveals(turn, revealing)
             }
@@ -196,7 +193,8 @@ class _ErasurePlanner:
                 for signal in self._signals
                 if signal.turn in self._redacted and revealing.is_in(texts_of(signal))
             }
-        revealing, erased = self._revealing_text(), self._erased
+        erased, (erased_texts, elsewhere) = self._erased, self._texts()
+        revealing = RevealingText(erased_texts, elsewhere)
         if self._revisions:
             # Their reports have examples, which are judged when the caller excludes other writers.
             revealing.prepare()
@@ -212,8 +210,7 @@ class _ErasurePlanner:
             *(turn for turn in self._turns if turn.id in self._erased_turns),
             *(signal for signal in self._signals if signal.id in erased),
         )
-        elsewhere = tuple(self._texts()[1])
-        return ErasurePlan(erasure, tuple(self._find_mentions()), items, elsewhere)
+        return ErasurePlan(erasure, tuple(self._find_mentions()), items, tuple(elsewhere))
 
     def _erase_predecessors(self) -> None:
         erased = {each.id for each in self._signals if each.turn in self._erased_turns}
@@ -249,8 +246,8 @@ class _ErasurePlanner:
                 exchanges.append(_Exchange(question, erased_texts))
         return redacted
 
-    def _find_revisions(self) -> Iterator[str]:
-        """Yield the revisions that saw anything erased."""
+    def _find_revisions(self) -> frozenset[str]:
+        """Return the revisions that saw anything erased."""
         touched = self._erased_turns | self._redacted.keys()
         # A memory learns a fact from the turns that it helped.
         facts = {fact for t in self._turns if t.id in touched for fact in t.used} & self._facts
@@ -258,19 +255,17 @@ class _ErasurePlanner:
         erased: set[str] = set()
         for revision in self._revisions:
             if revision.layer == self._target.layer:
+                is_erased = True
+            elif revision.inputs == imported_inputs(revision.digest):
+                # Nothing of this home is in it, unless it is a copy of another layer.
+                is_erased = copied_from(revision) in erased
+            else:
+                under = {revision.parent, *(entry.revision for entry in revision.below)}
+                saw_any = seen & revision.signals.keys() or under & erased
+                is_erased = bool(saw_any) or self._was_read_by(revision)
+            if is_erased:
                 erased.add(revision.id)
-                yield revision.id
-                continue
-            # Nothing of this home is in an imported one, unless it is a copy of another layer.
-            if revision.inputs == imported_inputs(revision.digest):
-                if copied_from(revision) in erased:
-                    erased.add(revision.id)
-                    yield revision.id
-                continue
-            under = {revision.parent, *(entry.revision for entry in revision.below)}
-            if seen & revision.signals.keys() or under & erased or self._was_read_by(revision):
-                erased.add(revision.id)
-                yield revision.id
+        return frozenset(erased)
 
     def _was_read_by(self, revision: Revision) -> bool:
         """Return whether the plan of a build read an erased signal, lesson or not."""
@@ -295,9 +290,6 @@ class _ErasurePlanner:
         return (layer == "style" and bool(revision.below)) or bool(
             turn and self._facts.intersection(turn.used)
         )
-
-    def _revealing_text(self) -> RevealingText:
-        return RevealingText(*self._texts())
 
     def _texts(self) -> tuple[list[str], list[str]]:
         """Return the texts that are erased, and those that remain."""

@@ -8,16 +8,27 @@ raise ends the learn of all.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
+from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.base_models.types import ModelCard
-from personalpeft.errors import Cancelled, NotFound, NothingCause, NothingToLearn
+from personalpeft.errors import (
+    Cancelled,
+    NotFound,
+    NothingCause,
+    NothingToLearn,
+    PersonalPeftError,
+    format_origin,
+    get_error_type,
+)
 from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.assignment import load_assignments
+from personalpeft.learning.evaluate.evaluation import revalidate
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
 from personalpeft.learning.layers import (
@@ -31,19 +42,26 @@ from personalpeft.learning.layers import (
     valid_stacks,
 )
 from personalpeft.learning.options import LearnOptions, cancelled_error
-from personalpeft.learning.outcomes import LearnOutcome, MoveCause, Reason, ReasonCode, reason
-from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
-from personalpeft.learning.plan import MIN_LESSONS, VERIFIER, Plan, build_plan
-from personalpeft.learning.promote import (
-    failed_report,
+from personalpeft.learning.outcomes import (
+    LearnOutcome,
+    MoveCause,
+    Reason,
+    ReasonCode,
+    SignalUse,
+    reason,
+    text_reason,
+)
+from personalpeft.learning.pipeline import (
+    BuildResult,
+    TrainingPipeline,
+    head_moved_report,
     record,
-    record_judgement,
-    record_unusable,
     report_of,
 )
-from personalpeft.learning.report import LearnReport
-from personalpeft.learning.revalidation import revalidate
+from personalpeft.learning.plan import MIN_LESSONS, VERIFIER, Plan, build_plan
+from personalpeft.learning.report import LearnReport, signal_usage
 from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
+from personalpeft.learning.status import pending
 from personalpeft.learning.train.config import (
     RLConfig,
     TrainingConfigs,
@@ -55,6 +73,8 @@ from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
 from personalpeft.types import Json, Revision, Stack
+
+_log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_USERS = 8
 """A larger group makes no user's build quicker, and each user takes memory."""
@@ -114,10 +134,7 @@ class Learner:
 
     def learn(self, user: str, layer: str | None, options: LearnOptions) -> LearnReport:
         """See ``User.learn``."""
-        result = self._learn_users([user], layer, options)[user]
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return _report_or_raise(self._learn_users([user], layer, options)[user])
 
     def learn_many(
         self, users: Sequence[str], layer: str | None, options: LearnOptions
@@ -125,7 +142,7 @@ class Learner:
         """See ``Runtime.learn_many``."""
         results = self._learn_users(users, layer, options)
         return tuple(
-            failed_report(self.services, user, layer or "", result)
+            _failed_report(self.services, user, layer or "", result)
             if isinstance(result := results[user], Exception)
             else result
             for user in users
@@ -146,20 +163,11 @@ class Learner:
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
 
-        def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
-            plan = plan_practice(
-                services,
-                state,
-                self.recipes.for_layer(layer),
-                config,
-                verifier,
-                shaping,
-                pipeline.started,
-            )
-            return pipeline.build({user: plan})[user]
-
         try:
-            return self._build_alone(user, layer, options, build)
+            with self._learning(user, layer, options) as (pipeline, state):
+                recipe, began = self.recipes.for_layer(layer), pipeline.started
+                plan = plan_practice(services, state, recipe, config, verifier, shaping, began)
+                return _report_or_raise(pipeline.build({user: plan})[user])
         except Cancelled as error:
             # The error of a stage would say that the next learn goes on from there.
             raise Cancelled(error.message, hint=RESUME_HINT) from error
@@ -168,29 +176,20 @@ class Learner:
         """See ``User.propose_peft``."""
         layer = adapter.manifest.layer
         recipe = self.recipes.for_layer(layer)
-
-        def build(pipeline: TrainingPipeline, state: LayerState) -> BuildResult:
+        with self._learning(user, layer, options) as (pipeline, state):
             candidate = propose(self.services, state, recipe, adapter, pipeline.started)
-            return pipeline.judge_and_promote(candidate)
+            return _report_or_raise(pipeline.judge_and_promote(candidate))
 
-        return self._build_alone(user, layer, options, build)
-
-    def _build_alone(
-        self,
-        user: str,
-        layer: str,
-        options: LearnOptions,
-        build: Callable[[TrainingPipeline, LayerState], BuildResult],
-    ) -> LearnReport:
-        """Build one layer of one user under the user's lease."""
+    @contextmanager
+    def _learning(
+        self, user: str, layer: str, options: LearnOptions
+    ) -> Iterator[tuple[TrainingPipeline, LayerState]]:
+        """Yield the pipeline and the layer for one build of one user, under the user's lease."""
         services = self.services
         pipeline = TrainingPipeline(services, self.margins, options, services.clock.timer())
         with services.model.learning(), services.store.leases.acquire(learn_lease(user)):
             review_probation(services, user)
-            result = build(pipeline, inspect_live_layer(services, user, layer))
-        if isinstance(result, Exception):
-            raise result
-        return result
+            yield pipeline, inspect_live_layer(services, user, layer)
 
     def _learn_users(
         self, users: Sequence[str], layer: str | None, options: LearnOptions
@@ -200,34 +199,27 @@ class Learner:
         options = options.capturing_errors(raised)
         started = self.services.clock.timer()
         pipeline = TrainingPipeline(self.services, self.margins, options, started)
-        learns: dict[str, _UserLearn] = {}
+        learns: dict[str, Generator[Plan, BuildResult | None, LearnReport]] = {}
         plans: dict[str, Plan] = {}
         results: dict[str, BuildResult] = {}
 
         def advance(user: str, built: BuildResult | None = None) -> None:
             """Advance a user to the next build, or to the end."""
             try:
-                learn = learns[user]
-                if built is None:
-                    learn.begin()
-                else:
-                    learn.take_result(built)
-                if plan := learn.next_plan():
-                    plans[user] = plan
-                    return
-                results[user] = learn.report()
+                plans[user] = learns[user].send(built)
+            except StopIteration as ended:
+                results[user] = ended.value
             except Exception as error:  # noqa: BLE001 - an error of any kind is a result
                 results[user] = error
-            learn.close()
 
         waiting = deque(users)
-        with self.services.model.learning(), ExitStack() as leases:
+        with self.services.model.learning(), ExitStack() as running:
             while waiting or plans:
                 # A user joins as soon as another ends, so that groups stay full.
                 while waiting and len(plans) < MAX_CONCURRENT_USERS:
                     user = waiting.popleft()
-                    learns[user] = _UserLearn(pipeline, self.recipes, user, layer)
-                    leases.callback(learns[user].close)
+                    learn = _UserLearn(pipeline, self.recipes, user, layer).run()
+                    learns[user] = running.enter_context(closing(learn))
                     advance(user)
                 group = dict(plans)
                 plans.clear()
@@ -239,10 +231,7 @@ class Learner:
 
 
 class _UserLearn:
-    """The learn of one user, layer by layer: plans to build come out, and their results go in.
-
-    The builds of several users are trained together in between.
-    """
+    """The learn of one user, layer by layer."""
 
     def __init__(
         self, pipeline: TrainingPipeline, recipes: TrainingConfigs, user: str, layer: str | None
@@ -250,84 +239,69 @@ class _UserLearn:
         self._services, self._margins, self._recipes = pipeline.services, pipeline.margins, recipes
         self._store = self._services.store
         self._user, self._layer, self._options = user, layer, pipeline.options
-        self._lease = ExitStack()
-        self._waiting: deque[tuple[str, bool]] = deque()
-        self._building = ""
         self._began = 0.0
-        self._reports: list[LearnReport] = []
-        self._nothing: NothingToLearn | None = None
 
-    def begin(self) -> None:
-        """Take the user's lease, and find the layers. Raises ``Busy``."""
-        self._lease.enter_context(self._store.leases.acquire(learn_lease(self._user)))
-        if not self._options.dry_run:
-            review_probation(self._services, self._user)
-        self._waiting.extend(self._list_layers())
+    def run(self) -> Generator[Plan, BuildResult | None, LearnReport]:
+        """Yield each plan to build, which is sent its result, under the user's lease.
 
-    def next_plan(self) -> Plan | None:
-        """Return the next build, after reporting the layers before it. None at the end."""
-        while self._waiting:
-            layer, is_requested = self._waiting.popleft()
-            self._building, self._began = layer, self._services.clock.timer()
-            try:
-                decision = self._decide_build(layer, is_requested=is_requested)
-                if isinstance(decision, Plan):
-                    if not self._options.dry_run and decision.has_enough:
-                        return self._with_verifier(decision)
-                    decision = self._report_unbuilt(decision)
-            except Exception as error:  # noqa: BLE001 - an error of any kind is a result
-                self.take_result(error)
-            else:
-                if decision is not None:
-                    self.take_result(decision)
-        return None
+        The builds of several users are trained together in between.
 
-    def take_result(self, built: BuildResult) -> None:
-        """Record how a layer ended. Raises an error of the first layer that ended."""
-        layer = self._building
-        if isinstance(built, NothingToLearn) and built.signals and not self._options.dry_run:
-            built = record_unusable(self._services, self._user, layer, built) or built
-        if isinstance(built, NothingToLearn):
-            if self._nothing is None or built.cause is NothingCause.NOT_LIVE:
-                self._nothing = built
-            if layer == self._layer:
-                self._waiting.clear()
-            return
-        if isinstance(built, Exception):
-            if not self._reports:
-                raise built
-            # What lower layers learned stays.
-            built = failed_report(self._services, self._user, layer, built)
-        self._reports.append(built)
-        if built.is_unfinished or built.outcome is LearnOutcome.FAILED:
-            # Layers above would be built on what is about to change.
-            self._waiting.clear()
+        Returns:
+            The report of the lowest layer, with those above.
 
-    def report(self) -> LearnReport:
-        """Return the report of the lowest layer, with those above. Raises ``NothingToLearn``."""
-        if not self._reports:
-            raise self._nothing or NothingToLearn(
+        Raises:
+            Busy: Another learn of the user runs.
+            NothingToLearn: No layer has anything to learn.
+        """
+        is_dry_run = self._options.dry_run
+        reports: list[LearnReport] = []
+        nothing: NothingToLearn | None = None
+        with self._store.leases.acquire(learn_lease(self._user)):
+            if not is_dry_run:
+                review_probation(self._services, self._user)
+            for layer in self._list_layers():
+                self._began = self._services.clock.timer()
+                try:
+                    built: Plan | BuildResult | None
+                    built = self._decide_build(layer)
+                    if isinstance(built, Plan):
+                        is_built = built.has_enough and not is_dry_run
+                        plan = self._with_verifier(built) if is_built else built
+                        built = (yield plan) if is_built else self._report_unbuilt(plan)
+                except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+                    built = error
+                if isinstance(built, NothingToLearn) and built.signals and not is_dry_run:
+                    built = self._record_unusable(layer, built) or built
+                if built is None:
+                    continue
+                if isinstance(built, NothingToLearn):
+                    if nothing is None or built.cause is NothingCause.NOT_LIVE:
+                        nothing = built
+                    if layer == self._layer:
+                        break
+                    continue
+                if isinstance(built, Exception):
+                    if not reports:
+                        raise built
+                    # What lower layers learned stays.
+                    built = _failed_report(self._services, self._user, layer, built)
+                reports.append(built)
+                if built.is_unfinished or built.outcome is LearnOutcome.FAILED:
+                    # Layers above would be built on what is about to change.
+                    break
+        if not reports:
+            raise nothing or NothingToLearn(
                 f"There is nothing to learn for {self._user}.", cause=NothingCause.NO_FEEDBACK
             )
-        return replace(self._reports[0], above=tuple(self._reports[1:]))
+        return replace(reports[0], above=tuple(reports[1:]))
 
-    def close(self) -> None:
-        """Release the user's lease. Later calls do nothing."""
-        self._lease.close()
-
-    def _list_layers(self) -> Sequence[tuple[str, bool]]:
-        """Return the layers, lowest first, and whether they were requested.
-
-        Layers above a requested one are only revalidated.
-        """
+    def _list_layers(self) -> Sequence[str]:
+        """Return the requested layers, lowest first, and those above, which are revalidated only."""
         names = known_layers(self._store, self._user, load_assignments(self._store, self._user))
         if self._layer is None:
-            return [(name, True) for name in names]
+            return names
         order = layer_order(self._layer)
-        return [
-            (self._layer, True),
-            *((each, False) for each in names if layer_order(each) > order),
-        ]
+        return [self._layer, *(each for each in names if layer_order(each) > order)]
 
     def _plan(self, state: LayerState, *, force: bool = False) -> Plan:
         start = "auto" if force else self._options.start
@@ -365,7 +339,7 @@ class _UserLearn:
         known = reversed(self._store.catalog.revisions(self._user))
         return next((each for each in known if (each.layer, each.base) == wanted), None)
 
-    def _decide_build(self, layer: str, *, is_requested: bool) -> Plan | LearnReport | None:
+    def _decide_build(self, layer: str) -> Plan | LearnReport | None:
         """Return what to build for a layer, or what to report of it.
 
         Raises:
@@ -373,7 +347,7 @@ class _UserLearn:
                 would replace it was built before.
         """
         state = inspect_live_layer(self._services, self._user, layer)
-        if not is_requested:
+        if self._layer not in (None, layer):
             return self._revalidate(state)
         head, outcome, is_auto = state.head, state.outcome, self._options.start == "auto"
         if is_auto and state.is_below_changed and not state.outdated:
@@ -421,7 +395,7 @@ class _UserLearn:
             return report
         if self._options.cancelled():
             raise cancelled_error("before the head was moved")
-        return record_judgement(self._store, head, report, MoveCause.RETRACTED)
+        return self._record_judgement(head, report, MoveCause.RETRACTED)
 
     def _revalidate(self, state: LayerState) -> Plan | LearnReport | None:
         """Judge a head again that was built on another stack below.
@@ -439,7 +413,7 @@ class _UserLearn:
         with suppress(NothingToLearn):
             if trained_on(self._store, head):
                 plan = self._plan(state, force=True)
-                is_valid, why = revalidate(self._services, self._margins, head, plan)
+                is_valid, why = revalidate(self._services, self._margins.max_regressed, head, plan)
                 if not is_valid and "practice" not in head.recipe:
                     return replace(plan, rebuild_reason=why)
                 reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))
@@ -447,7 +421,7 @@ class _UserLearn:
         stacks = [*valid_stacks(head), below.digest]
         valid = replace(head, scores={**head.scores, VALID_ON: stacks})
         report = self._report_head(head, LearnOutcome.UNCHANGED, *reasons)
-        return record_judgement(self._store, valid, report, MoveCause.REVALIDATED)
+        return self._record_judgement(valid, report, MoveCause.REVALIDATED)
 
     def _report_head(self, head: Revision, outcome: LearnOutcome, *reasons: Reason) -> LearnReport:
         """Return the report of a head that was judged again, and stays. It is not recorded yet."""
@@ -463,6 +437,79 @@ class _UserLearn:
             previous_head=head.id,
             probation=head.probation,
         )
+
+    def _record_judgement(
+        self, head: Revision, report: LearnReport, cause: MoveCause
+    ) -> LearnReport:
+        """Record a judgement of a head, with its scores, and make ``report.previous_head`` live.
+
+        Returns the report, or that another program moved the head meanwhile.
+        """
+        is_recorded = self._store.catalog.switch_heads(
+            head.user,
+            {head.layer: report.previous_head},
+            expected={head.layer: head.id},
+            judged=[(head, report.as_json())],
+            base=head.base,
+            cause=cause,
+        )
+        return report if is_recorded else head_moved_report(self._store, report)
+
+    def _record_unusable(self, layer: str, nothing: NothingToLearn) -> LearnReport | None:
+        """Record that a learn can use none of some signals, so that they trigger no further learn.
+
+        Returns the report, or None if reports already list all of the signals.
+        """
+        is_full = nothing.cause is NothingCause.NO_CAPACITY
+        use = SignalUse.NO_CAPACITY if is_full else SignalUse.TOO_LONG
+        waiting = {trigger.key for trigger in pending(self._store, self._user).triggers}
+        sources = tuple(
+            signal_usage(each.signal, use, each.reason)
+            for each in load_assignments(self._store, self._user)
+            if each.signal.id in waiting.intersection(nothing.signals)
+        )
+        if not sources:
+            return None
+        report = LearnReport(
+            user=self._user,
+            layer=layer,
+            outcome=LearnOutcome.NOTHING_TO_LEARN,
+            reasons=(text_reason(nothing.message),),
+            at=self._services.clock.now(),
+            sources=sources,
+        )
+        return record(self._services, report)
+
+
+def _report_or_raise(result: BuildResult) -> LearnReport:
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _failed_report(services: Services, user: str, layer: str, error: Exception) -> LearnReport:
+    """Return the report of an error that one user, or one layer, has alone.
+
+    Of an unexpected error it names the kind only: its text may hold private words. ``layer`` is ""
+    where the learn reached none.
+    """
+    if not isinstance(error, PersonalPeftError):
+        kind = type(error).__name__
+        _log.error("A learn ended with an unexpected %s", format_origin(error))
+        error = to_serving_error(
+            f"An unexpected {kind} ended this learn.",
+            error,
+            hint="Run personalpeft verify. The log says where it was raised; the next learn"
+            " continues.",
+        )
+    return LearnReport(
+        user=user,
+        layer=layer,
+        outcome=LearnOutcome.FAILED,
+        reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
+        at=services.clock.now(),
+        error=get_error_type(error).__name__,
+    )
 
 
 def _built_before(outcome: LearnReport) -> NothingToLearn:

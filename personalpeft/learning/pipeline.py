@@ -8,20 +8,22 @@ A learn builds the layers of several users at once, and each stage runs for all 
 is the build of one user. It is trained by its own loop, and it is to improve tasks.
 
 Invariants: a build that fails or runs out of time changes nothing for other users. Until a training
-is complete only its checkpoint is written. ``promote_candidate`` makes a build visible in one
-transaction. Before that nothing of it is.
+is complete only its checkpoint is written. Then its file is made durable, before its rows are
+written. The head moves in the transaction that records the revision: before it nothing is visible.
+The first reply of a new revision does not wait for its adapter.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from personalpeft.errors import Cancelled, format_origin
 from personalpeft.learning.candidate import (
@@ -35,22 +37,28 @@ from personalpeft.learning.evaluate.eval_job import (
     MAX_COMPARED,
     MAX_RATED,
     EvalJob,
-    EvalResult,
     EvalSet,
     RatedReplies,
-    evaluate_replies,
+    add_prompt_examples,
     make_eval_job,
 )
-from personalpeft.learning.evaluate.evaluation import evaluate
-from personalpeft.learning.evaluate.prompt_examples import add_prompt_examples
+from personalpeft.learning.evaluate.evaluation import EvalResult, evaluate, evaluate_replies
 from personalpeft.learning.gate.evidence import Evidence, eval_history
 from personalpeft.learning.gate.gate import Margins, judge_candidate
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import MAX_YIELD_SECONDS, LearnOptions
-from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, reason
+from personalpeft.learning.outcomes import (
+    DECIDED_USES,
+    LearnOutcome,
+    MoveCause,
+    Placement,
+    Reason,
+    ReasonCode,
+    SignalUse,
+    reason,
+)
 from personalpeft.learning.plan import Plan, liked
-from personalpeft.learning.promote import promote_candidate, record, record_unchanged, report_of
-from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.report import Example, LearnReport, signal_usage
 from personalpeft.learning.rl.loop import PracticePlan, RLLoop, allow_regressions
 from personalpeft.learning.train.loop import (
     Checkpoint,
@@ -62,6 +70,7 @@ from personalpeft.learning.train.loop import (
 )
 from personalpeft.services import Services
 from personalpeft.store.locks import learn_lease
+from personalpeft.store.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -180,15 +189,12 @@ class TrainingPipeline:
         """Return the candidate, or the report of a training that a budget ended."""
         if trained.is_complete:
             return store_candidate(self.services, plan, trained.weights)
-        is_step_budget = (
-            self.options.steps is not None and len(trained.losses) >= self.options.steps
-        )
+        services, budget, done = self.services, self.options.steps, trained.steps_done
+        is_step_budget = budget is not None and len(trained.losses) >= budget
         code = ReasonCode.STEP_BUDGET if is_step_budget else ReasonCode.TIME_BUDGET
-        why = reason(code, step=trained.steps_done, steps=trained.total_steps)
-        report = report_of(
-            self.services, plan, LearnOutcome.UNFINISHED, why, steps=trained.steps_done
-        )
-        return record(self.services, report) if trained.losses else report
+        why = reason(code, step=done, steps=trained.total_steps)
+        report = report_of(services, plan, LearnOutcome.UNFINISHED, why, steps=done)
+        return record(services, report) if trained.losses else report
 
     def _practice(self, plan: PracticePlan) -> Candidate | LearnReport:
         """Practice in rounds, and return the candidate, or the report where no step was made."""
@@ -224,10 +230,30 @@ class TrainingPipeline:
     # evaluate
 
     def _record_unchanged(self, candidate: Candidate) -> Candidate | LearnReport:
-        """Return the candidate, or the report of one that came out as the live revision."""
-        if candidate.entry in candidate.plan.live.entries:
-            return record_unchanged(self.services, candidate)
-        return candidate
+        """Return the candidate, or the recorded report of one that came out as the live revision.
+
+        The revision's judgement stays.
+        """
+        services, store, plan = self.services, self.services.store, candidate.plan
+        if candidate.entry not in plan.live.entries:
+            return candidate
+        known = store.catalog.revision(plan.user, candidate.entry.revision)
+        report = report_of(
+            services,
+            plan,
+            LearnOutcome.UNCHANGED,
+            Reason(ReasonCode.SAME_AS_LIVE),
+            revision=known.id,
+            probation=known.probation,
+            steps=plan.steps,
+        )
+        # Recorded again, so that what this build holds out stays held out.
+        again = replace(known, signals=plan.signal_roles)
+        store.catalog.add_revision(
+            again, candidate.blob, report.as_json(), promote=False, cause=MoveCause.LEARN
+        )
+        store.delete_checkpoint(plan.user, plan.layer)
+        return report
 
     def _evaluate(
         self, candidates: Mapping[str, Candidate], results: dict[str, BuildResult]
@@ -261,8 +287,8 @@ class TrainingPipeline:
         return measured
 
     def _make_eval_job(self, candidate: Candidate) -> EvalJob:
-        plan, store = candidate.plan, self.services.store
-        revisions = {each.id: each for each in store.catalog.revisions(plan.user)}
+        plan, catalog = candidate.plan, self.services.store.catalog
+        revisions = {each.id: each for each in catalog.revisions(plan.user)}
         history = eval_history(
             [revisions[entry.revision] for entry in plan.live.entries],
             plan.layer,
@@ -287,17 +313,7 @@ class TrainingPipeline:
             and plan.layer != "memory"
             and plan.answer_verifier is None,
         )
-        held_out = (lesson.signal for lesson in plan.holdout)
-        signals = {*plan.signal_roles, *held_out, *trained_on(store, plan.parent)}
-        job = make_eval_job(
-            self.services.router,
-            plan.user,
-            plan.layer,
-            plan.live,
-            candidate.stack,
-            eval_set,
-            {plan.layer: signals},
-        )
+        job = make_eval_job(self.services, plan, plan.live, candidate.stack, eval_set)
         return add_prompt_examples(self.services, job, plan)
 
     def _rated_replies(self, plan: Plan) -> RatedReplies:
@@ -321,13 +337,18 @@ class TrainingPipeline:
     def _judge_and_promote(
         self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...]
     ) -> LearnReport:
-        """Record a candidate with its verdict, and make it live where it was promoted."""
+        """Record a candidate with its verdict, and make it live where it was promoted.
+
+        It replaces the head that it was judged against. Where another one is live by now, only that
+        is recorded. The checkpoint is deleted.
+        """
+        services, store = self.services, self.services.store
         plan, revision = candidate.plan, candidate.entry.revision
         judgement = judge_candidate(
-            self.services.store, plan, revision, evidence, self.margins, accept=self.options.accept
+            store, plan, revision, evidence, self.margins, accept=self.options.accept
         )
         report = report_of(
-            self.services,
+            services,
             plan,
             LearnOutcome(judgement.verdict),
             *judgement.reasons,
@@ -338,7 +359,21 @@ class TrainingPipeline:
             examples=examples,
             scores={**evidence.as_json(), **plan.figures, **candidate.scores},
         )
-        return promote_candidate(self.services, candidate, report)
+        cause = MoveCause.ACCEPTED if report.accepted else plan.move_cause
+        # Pinned until the head has moved, so that the first reply does not load it.
+        with services.model.preloaded(candidate.stack) if report.live else nullcontext():
+            is_recorded = store.catalog.add_revision(
+                candidate.to_revision(report),
+                candidate.blob,
+                report.as_json(),
+                promote=report.live,
+                cause=cause,
+                expected_head=report.previous_head,
+            )
+        if not is_recorded:
+            report = record(services, head_moved_report(store, report))
+        store.delete_checkpoint(plan.user, plan.layer)
+        return report
 
     # progress
 
@@ -383,3 +418,88 @@ def _each_user(
         else:
             returned[user] = made
     return returned
+
+
+def report_of(
+    services: Services, plan: Plan, outcome: LearnOutcome, *reasons: Reason, **more: Any
+) -> LearnReport:
+    """Return the report of a plan, with the use of each signal. It is not recorded yet.
+
+    Args:
+        services: The wired parts.
+        plan: The plan.
+        outcome: How it ended.
+        reasons: Why.
+        more: Further fields of the report.
+    """
+    report = LearnReport(
+        user=plan.user,
+        layer=plan.layer,
+        outcome=outcome,
+        reasons=reasons,
+        at=services.clock.now(),
+        seconds=round(services.clock.timer() - plan.began, 3),
+        previous_head=plan.head,
+        removed=plan.removed,
+        capacity=plan.capacity,
+        **more,
+    )
+    use_of_new, use_of_holdout = SignalUse.PENDING, SignalUse.TO_BE_HELD_OUT
+    if report.revision is not None:
+        is_live = report.live or report.revision == plan.head
+        use_of_new = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
+        use_of_holdout = SignalUse.HELD_OUT
+    learned = trained_on(services.store, plan.parent)
+    new = {each.signal for each in (*plan.new_examples, *plan.undesirable_examples)} - learned
+    held_out = plan.holdout_signals
+    sources, counts = [], Counter[str]()
+    for each in plan.assignments:
+        signal = each.signal.id
+        if signal in new:
+            use = use_of_new
+        elif signal in plan.new_holdout:
+            use = use_of_holdout
+        elif signal in held_out:
+            use = SignalUse.HELD_OUT_EARLIER
+        elif signal in plan.excluded:
+            use = SignalUse.NO_CAPACITY
+        elif signal in plan.too_long:
+            use = SignalUse.TOO_LONG
+        elif each.layer == plan.layer:
+            use = SignalUse.LEARNED_EARLIER
+        elif each.place is Placement.LAYER:
+            use = SignalUse.OTHER_LAYER
+        elif each.place is Placement.UNUSED:
+            use = SignalUse.UNUSED
+        else:
+            use = SignalUse.IN_PROMPT
+        # With all signals in each report, a home would grow with the square of time.
+        if use in DECIDED_USES:
+            sources.append(signal_usage(each.signal, use, each.reason))
+        else:
+            counts[use.value] += 1
+    return replace(report, sources=tuple(sources), source_counts=dict(counts))
+
+
+def record(services: Services, report: LearnReport) -> LearnReport:
+    """Record a report and return it."""
+    services.store.catalog.add_report(report.user, report.as_json())
+    return report
+
+
+def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
+    """Return the report of a learn during which another program moved the head.
+
+    Nothing is changed then, and the next learn starts from the new head. It is not recorded here.
+    """
+    heads = {layer.name: layer.head for layer in store.catalog.layers(report.user)}
+    live = heads.get(report.layer)
+    return LearnReport(
+        report.user,
+        report.layer,
+        LearnOutcome.HEAD_MOVED,
+        (Reason(ReasonCode.HEAD_MOVED, {"live": live or "the base"}),),
+        report.at,
+        report.seconds,
+        previous_head=live,
+    )

@@ -7,7 +7,6 @@ revision's bytes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,7 @@ from personalpeft.learning.data.general_prompts import (
 from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
-from personalpeft.learning.outcomes import MoveCause, Placement, Reason, ReasonCode, reason
+from personalpeft.learning.outcomes import MoveCause, Reason, ReasonCode, reason
 from personalpeft.learning.train.config import BUILD_FORMAT, Start, TrainingConfig
 from personalpeft.memory.languages import find_languages
 from personalpeft.plugins import CheckedVerifier
@@ -184,18 +183,21 @@ class Plan:
         return {"weights": "mapped"} if self.maps_weights else {}
 
     @property
+    def trained_lessons(self) -> tuple[Lesson, ...]:
+        """All lessons that the build is trained on."""
+        return (*self.replay, *self.new_examples, *self.undesirable_examples)
+
+    @property
     def removed(self) -> tuple[RemovedText, ...]:
         """The personal data that was replaced in its lessons."""
-        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples)
-        lessons = (*lessons, *self.holdout, *self.rated_holdout)
+        lessons = (*self.trained_lessons, *self.holdout, *self.rated_holdout)
         # The lessons of a fact have the same answer.
         return tuple(dict.fromkeys(each for lesson in lessons for each in lesson.removed))
 
     @property
     def general_prompts(self) -> GeneralPrompts:
         """The general prompts, also in the languages that its lessons are about."""
-        lessons = (*self.replay, *self.new_examples, *self.undesirable_examples)
-        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in lessons)
+        prompts = dict.fromkeys(lesson.messages[-1].content for lesson in self.trained_lessons)
         newest = list(prompts)[-_MAX_REPLAY:]
         return load_general_prompts(find_languages(newest, prompt_languages()))
 
@@ -260,8 +262,7 @@ class Plan:
     def signal_roles(self) -> dict[str, SignalRole]:
         """The role of each signal of the build."""
         held_out = dict.fromkeys(self.holdout_signals, SignalRole.HELD_OUT)
-        trained = (*self.replay, *self.new_examples, *self.undesirable_examples)
-        return held_out | {lesson.signal: SignalRole.TRAINED for lesson in trained}
+        return held_out | {lesson.signal: SignalRole.TRAINED for lesson in self.trained_lessons}
 
 
 def build_plan(
@@ -468,17 +469,8 @@ def _nothing_to_learn(
         )
     what, cause = "there is no feedback", NothingCause.NO_FEEDBACK
     if assignments:
-        cause = NothingCause.NOT_FOR_LAYER
-        uses = Counter(
-            f"for {each.layer}"
-            if each.layer
-            else "recorded only"
-            if each.place is Placement.UNUSED
-            else "in the prompt only"
-            for each in assignments
-        )
-        counts = ", ".join(f"{count} {use}" for use, count in uses.items())
-        what = f"of {pluralize(len(assignments), 'signal')} none is for this layer ({counts})"
+        count, cause = pluralize(len(assignments), "signal"), NothingCause.NOT_FOR_LAYER
+        what = f"of {count} none is for this layer; see what each is for with signals"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint, cause=cause)
 
 

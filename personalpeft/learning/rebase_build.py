@@ -35,16 +35,15 @@ from personalpeft.learning.evaluate.eval_job import (
     MAX_EXAMPLES,
     EvalJob,
     EvalSet,
+    ThrottledScorer,
+    add_prompt_examples,
     effective_stack,
     make_eval_job,
+    score_answers,
 )
-from personalpeft.learning.evaluate.evaluation import (
-    evaluate,
-    measure_build_leakage,
-)
-from personalpeft.learning.evaluate.prompt_examples import add_prompt_examples
-from personalpeft.learning.evaluate.scoring import ThrottledScorer, score_answers
-from personalpeft.learning.gate.evidence import EvalItem, Evidence, Leakage, PromptExampleResults
+from personalpeft.learning.evaluate.evaluation import evaluate
+from personalpeft.learning.evaluate.exposure import measure_build_leakage
+from personalpeft.learning.gate.evidence import EvalItem, Evidence, PromptExampleResults
 from personalpeft.learning.layers import LayerState, layer_order, trained_on
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import cancelled_error, not_cancelled
@@ -56,7 +55,7 @@ from personalpeft.learning.train.loop import train_alone
 from personalpeft.memory.languages import find_languages
 from personalpeft.services import Services
 from personalpeft.store.store import Store
-from personalpeft.types import PROMPT_EXAMPLES, Progress, Stack, StackEntry
+from personalpeft.types import PROMPT_EXAMPLES, Json, Progress, Stack, StackEntry
 
 UNJUDGED = "built on another base, and not judged yet"
 """The reason of a revision until its stack is compared."""
@@ -184,75 +183,48 @@ def _find_or_build(
 
     Returns its entry, and whether it was trained.
     """
-    store, user, layer = services.store, plan.user, plan.layer
+    store, clock = services.store, services.clock
     if known := find_candidate(store, plan):
         return known.entry, False
     weights = train_alone(services, plan, progress=progress, cancelled=cancelled)
     candidate = store_candidate(services, plan, weights)
     with deleting_unrecorded(store, [candidate]):
-        leakage = _measure_leakage(services, candidate, cancelled)
-        prompt_examples = _measure_prompt_examples(services, candidate, cancelled)
         unjudged = LearnReport(
-            user,
-            layer,
+            plan.user,
+            plan.layer,
             LearnOutcome.ABSTAINED,
             (text_reason(UNJUDGED),),
-            services.clock.now(),
-            round(services.clock.timer() - plan.began, 3),
-            scores={
-                **candidate.scores,
-                "leakage": asdict(leakage),
-                PROMPT_EXAMPLES: asdict(prompt_examples),
-            },
+            clock.now(),
+            round(clock.timer() - plan.began, 3),
+            scores={**candidate.scores, **_measure(services, candidate, cancelled)},
         )
         revision = candidate.to_revision(unjudged)
         report = {"rebase": {"base": plan.live.base, "revision": revision.id}}
         store.catalog.add_revision(
             revision, candidate.blob, report, promote=False, cause=MoveCause.REBASE
         )
-    store.delete_checkpoint(user, layer)
+    store.delete_checkpoint(plan.user, plan.layer)
     return candidate.entry, True
 
 
-def _measure_leakage(
-    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
-) -> Leakage:
+def _measure(services: Services, candidate: Candidate, cancelled: Callable[[], bool]) -> Json:
+    """Return the scores that do not compare bases: the leakage, and a style's examples."""
     plan = candidate.plan
-    trained, held_out = (*plan.replay, *plan.new_examples), plan.holdout
-    effective = effective_stack(
-        services.router,
-        plan.user,
-        plan.layer,
-        candidate.stack,
-        [each.messages[-1].content for each in (*trained, *held_out)],
-        {plan.layer: _built_from(services, plan)},
+    probes, bare = EvalSet(plan.general_prompts), Stack(candidate.stack.base)
+    lessons = replace(
+        probes,
+        retention=plan.holdout,
+        trained=(*plan.replay, *plan.new_examples),
+        max_length=plan.recipe.max_length,
     )
+    job = make_eval_job(services, plan, bare, candidate.stack, lessons)
     scorer = ThrottledScorer(services.learning_engine, not_cancelled, cancelled)
-    return measure_build_leakage(scorer, trained, held_out, effective, plan.recipe.max_length)
-
-
-def _measure_prompt_examples(
-    services: Services, candidate: Candidate, cancelled: Callable[[], bool]
-) -> PromptExampleResults:
-    """Ask a style the general probes with and without examples in the prompt."""
-    plan = candidate.plan
-    if plan.layer != "style":
-        return PromptExampleResults()
-    job = make_eval_job(
-        services.router,
-        plan.user,
-        plan.layer,
-        Stack(candidate.stack.base),
-        candidate.stack,
-        EvalSet(undecided=(), retention=(), other_layers=(), general=plan.general_prompts),
-        {plan.layer: _built_from(services, plan)},
-    )
-    job = add_prompt_examples(services, job, plan)
-    return _evaluate_one(services, job, cancelled).prompt_examples
-
-
-def _built_from(services: Services, plan: Plan) -> set[str]:
-    return {*plan.signal_roles, *trained_on(services.store, plan.parent)}
+    leakage = measure_build_leakage(scorer, job)
+    examples = PromptExampleResults()
+    if plan.layer == "style":
+        job = add_prompt_examples(services, replace(job, eval_set=probes), plan)
+        examples = _evaluate_one(services, job, cancelled).prompt_examples
+    return {"leakage": asdict(leakage), PROMPT_EXAMPLES: asdict(examples)}
 
 
 def _evaluate_one(services: Services, job: EvalJob, cancelled: Callable[[], bool]) -> Evidence:
@@ -319,14 +291,8 @@ class Side:
     def answer(self, questions: Sequence[Question], stacks: Mapping[str, Stack]) -> list[str]:
         """Return the generated answers to questions."""
         requests = [
-            Request(
-                self.user,
-                each.lesson.messages,
-                stacks[each.lesson.key],
-                EXAMPLE_SAMPLING,
-                background=True,
-            )
-            for each in questions
+            Request(self.user, each.messages, stacks[each.key], EXAMPLE_SAMPLING, background=True)
+            for each in (question.lesson for question in questions)
         ]
         texts = self.services.learning_engine.complete(requests, cancelled=self.cancelled)
         self._check_not_cancelled()
@@ -350,9 +316,8 @@ def compare_sides(old: Side, new: Side, lessons: Mapping[str, Sequence[Lesson]])
     """
     sides = old, new
     backends = [side.services.learning_engine.backend for side in sides]
-    questions = tuple(
-        _question(layer, lesson, backends) for layer, some in lessons.items() for lesson in some
-    )
+    pairs = [(layer, lesson) for layer, some in lessons.items() for lesson in some]
+    questions = tuple(_question(layer, lesson, backends) for layer, lesson in pairs)
     live, candidate = (side.stacks_for(questions) for side in sides)
     before, old_tokens = old.score(questions, live)
     base, _ = old.score(questions, dict.fromkeys(live, Stack(old.stack.base)))
@@ -378,11 +343,13 @@ def measure_general(side: Side, prompts: Sequence[str]) -> Evidence:
     ``prompts`` are in the languages of the user. Raises ``Cancelled``, and ``PersonalPeftError`` if
     the model failed.
     """
-    services, bare = side.services, Stack(side.stack.base)
-    general = load_general_prompts(find_languages(prompts, prompt_languages()))
-    eval_set = EvalSet(undecided=(), retention=(), other_layers=(), general=general)
-    job = make_eval_job(services.router, side.user, "", bare, side.stack, eval_set, {})
-    return _evaluate_one(services, job, side.cancelled)
+    eval_set = EvalSet(load_general_prompts(find_languages(prompts, prompt_languages())))
+    bare, stack = (
+        effective_stack(side.services.router, side.user, "", each, eval_set.probes, {})
+        for each in (Stack(side.stack.base), side.stack)
+    )
+    job = EvalJob(side.user, bare, stack, eval_set)
+    return _evaluate_one(side.services, job, side.cancelled)
 
 
 def _question(layer: str, lesson: Lesson, backends: Sequence[Backend]) -> Question:

@@ -66,6 +66,11 @@ class SignalUsage:
         return str(self.reason)
 
 
+def signal_usage(signal: Signal, use: SignalUse, why: Reason) -> SignalUsage:
+    """Return the use of a signal in a build, without its layer."""
+    return SignalUsage(signal.id, str(signal.kind), signal_text(signal), use, why)
+
+
 @dataclass(frozen=True, slots=True)
 class LearnReport(HasJson):
     """How one learn, or one review of a probation, ended.
@@ -178,16 +183,10 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
             "at": datetime.fromisoformat(data["at"]),
             "sources": tuple(map(_source, data.get("sources", ()))),
             "examples": tuple(Example(**example) for example in data.get("examples", ())),
-            "removed": tuple(map(removed_text, data.get("removed", ()))),
+            "removed": tuple(map(_removed, data.get("removed", ()))),
             "above": tuple(from_json(report) for report in data.get("above", ())),
         }
     )
-
-
-def removed_text(data: Mapping[str, Any]) -> RemovedText:
-    """Return stored personal data that was replaced in a lesson."""
-    part, kind = LessonPart(data["part"]), PersonalDataKind(data["kind"])
-    return RemovedText(**{**data, "part": part, "kind": kind})
 
 
 def outcome_reports(reports: Iterable[Json]) -> list[Json]:
@@ -247,6 +246,11 @@ def _source(data: Mapping[str, Any]) -> SignalUsage:
     if use in _EARLIER_USES:
         return SignalUsage(signal, kind, text, _EARLIER_USES[use], reason)
     return SignalUsage(signal, kind, text, SignalUse.OTHER_LAYER, reason, use.removeprefix("for "))
+
+
+def _removed(data: Mapping[str, Any]) -> RemovedText:
+    part, kind = LessonPart(data["part"]), PersonalDataKind(data["kind"])
+    return RemovedText(**{**data, "part": part, "kind": kind})
 
 
 def _reason(data: Mapping[str, Any]) -> Reason:

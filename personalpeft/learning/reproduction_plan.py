@@ -134,12 +134,7 @@ def plan_reproduction(
     plan = plan_at(likeliest)
     if not plan.has_same_inputs:
         plan = next((each for each in map(plan_at, others) if each.has_same_inputs), plan)
-    lessons = (
-        *plan.new_examples,
-        *plan.replay,
-        *plan.undesirable_examples,
-        *plan.desirable_examples,
-    )
+    lessons = (*plan.trained_lessons, *plan.desirable_examples)
     if lost := trained - {lesson.signal for lesson in lessons}:
         detail = f"{pluralize(len(lost), 'signal')} of it no longer give the lessons that they gave"
         return Obstacle(ReproductionOutcome.INPUTS_MISSING, detail)

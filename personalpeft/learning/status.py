@@ -29,13 +29,7 @@ from personalpeft.learning.outcomes import (
     reason,
 )
 from personalpeft.learning.plan import MIN_LESSONS
-from personalpeft.learning.report import (
-    LearnReport,
-    from_json,
-    learn_reports,
-    outcome_reports,
-    removed_text,
-)
+from personalpeft.learning.report import LearnReport, from_json, learn_reports, outcome_reports
 from personalpeft.store.locks import learn_lease
 from personalpeft.store.store import Store
 from personalpeft.types import Layer, Signal, SignalRole, Stack, StackEntry, canonical_digest
@@ -324,15 +318,13 @@ class _Builds:
                 trained = (s for s, role in revision.signals.items() if role == SignalRole.TRAINED)
                 self.live |= dict.fromkeys(trained, revision.id)
         self.removed: dict[tuple[str | None, str], tuple[RemovedText, ...]] = {}
-        reports = outcome_reports(store.catalog.reports(user))
-        for data in reports:
-            removed = tuple(map(removed_text, data.get("removed", ())))
-            for signal in {each.signal for each in removed}:
-                of_signal = tuple(each for each in removed if each.signal == signal)
-                self.removed[data.get("revision"), signal] = of_signal
+        reports = list(map(from_json, outcome_reports(store.catalog.reports(user))))
+        for report in reports:
+            for signal in {each.signal for each in report.removed}:
+                of_signal = tuple(each for each in report.removed if each.signal == signal)
+                self.removed[report.revision, signal] = of_signal
         # The last report of a layer decides.
-        last = {data.get("layer"): data for data in reports if data.get("sources")}
-        for report in map(from_json, last.values()):
+        for report in {report.layer: report for report in reports if report.sources}.values():
             for each in report.sources:
                 if each.use_code in (SignalUse.NO_CAPACITY, SignalUse.TOO_LONG):
                     self.left_out[report.layer, each.signal] = each.use_code

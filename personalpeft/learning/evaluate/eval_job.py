@@ -1,37 +1,51 @@
 """What one candidate is measured on: lessons, the stacks that answer, and the requests.
 
-Where a verifier judges replies, to held-out prompts or to tasks, they are sampled and judged here.
+Invariant: only lessons that were trained on are examples in a prompt, since no lesson may judge a
+candidate that answers after it. ``chat.examples`` selects those of users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from itertools import chain
 from typing import TypeAlias
 
-from personalpeft.backends.base import Backend
+from personalpeft.backends.base import Backend, Continuation, Score
+from personalpeft.chat.examples import (
+    MAX_LESSONS,
+    MIN_LESSONS,
+    begins_conversation,
+    is_short,
+    nearest_examples,
+)
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
+from personalpeft.learning.data.assignment import load_style_examples
 from personalpeft.learning.data.general_prompts import (
     BASE_SAMPLING,
     PROBE_SAMPLING,
     GeneralPrompts,
 )
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.gate.evidence import (
-    TIE_MARGIN,
-    EvalHistory,
-    EvalItem,
-    Evidence,
-    PromptExampleResults,
-)
-from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.report import Example
-from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
+from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, PromptExampleResults
+from personalpeft.learning.layers import trained_on
+from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import MAX_LENGTH
-from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.learning.train.losses import encode_continuation
+from personalpeft.memory.types import Vectors
+from personalpeft.plugins import Task
+from personalpeft.services import Services
+from personalpeft.types import (
+    IS_SERVED,
+    PROMPT_EXAMPLES,
+    Message,
+    PromptExample,
+    Sampling,
+    Stack,
+    split_system,
+)
 
 MAX_EXAMPLES = 3
 EXAMPLE_SAMPLING = Sampling(max_tokens=40)
@@ -44,9 +58,6 @@ MAX_COMPARED = 20
 """The held-out prompts to which the live stack and the candidate both reply, to be compared."""
 # Of tokens more than the longest wanted answer: a wrong one need not be written to its end.
 _EXTRA_TOKENS = 4
-
-EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
-"""The evidence, and examples for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +74,10 @@ class RatedReplies:
 class EvalSet:
     """The lessons that a candidate is measured on."""
 
-    undecided: tuple[Lesson, ...]  # held out in this layer, and not decided by its history
-    retention: tuple[Lesson, ...]  # held out in this layer before this build
-    other_layers: tuple[Lesson, ...]  # held out in all other layers
     general: GeneralPrompts  # has the probes
+    undecided: tuple[Lesson, ...] = ()  # held out in this layer, not decided by its history
+    retention: tuple[Lesson, ...] = ()  # held out in this layer before this build
+    other_layers: tuple[Lesson, ...] = ()  # held out in all other layers
     arrived_lessons: tuple[Lesson, ...] = ()  # arrived since the last learn
     history: EvalHistory = field(default_factory=EvalHistory)
     max_length: int = MAX_LENGTH  # tokens at which a reply is cut
@@ -75,6 +86,17 @@ class EvalSet:
     trained_elsewhere: bool = False  # on unknown lessons
     judges_replies: bool = False  # whether ``trained`` shows how the user wants to be answered
     rated: RatedReplies = RatedReplies()
+
+    @property
+    def probes(self) -> list[str]:
+        """The questions of the general probes."""
+        return [probe.question for probe in self.general.probes]
+
+    @property
+    def held_out(self) -> tuple[Lesson, ...]:
+        """The held-out lessons of the layer."""
+        lessons = (*self.undecided, *self.retention)
+        return tuple({lesson.key: lesson for lesson in lessons}.values())
 
     @property
     def decided(self) -> tuple[Lesson, ...]:
@@ -121,12 +143,6 @@ class EffectiveStack:
     def for_other_layer(self, lesson: Lesson) -> Stack:
         """Return the stack for a lesson of another layer."""
         return self.parts[lesson.messages[-1].content]
-
-    def messages_for(self, lesson: Lesson, stack: Stack) -> tuple[Message, ...]:
-        """Return the prompt of a lesson as a user gets it from ``stack``, which answers it."""
-        *before, request = lesson.messages
-        examples = self.examples.get(lesson.key, ()) if stack.style else ()
-        return (*before, *examples, request)
 
 
 def effective_stack(
@@ -176,19 +192,18 @@ class EvalJob:
     @property
     def generated_lessons(self) -> tuple[Lesson, ...]:
         """The lessons whose replies are generated; the report shows the first of them."""
-        lessons = (*self.eval_set.undecided, *self.eval_set.retention)
-        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_GENERATED]
+        return self.eval_set.held_out[:_MAX_GENERATED]
 
     def probe_requests(self) -> tuple[list[Request], ...]:
         """Return the requests of the probes, in groups.
 
         The live stack replies, then the candidate, then the candidate with examples in the prompt.
         """
-        return (
-            self._ask_probes(self.live),
-            self._ask_probes(self.candidate),
-            self._ask_with_examples(),
-        )
+        with_examples = [
+            self._ask((*turns, Message("user", probe)), self.candidate.parts[probe], PROBE_SAMPLING)
+            for probe, turns in (self.prompt_examples or {}).items()
+        ]
+        return self._ask_probes(self.live), self._ask_probes(self.candidate), with_examples
 
     def lesson_requests(self, sampling: Sampling) -> tuple[list[Request], ...]:
         """Return the requests of the held-out lessons, in groups.
@@ -198,22 +213,17 @@ class EvalJob:
         Then each stack replies to the held-out rated lessons, with that sampling.
         """
         rated, shown = self.eval_set.rated, self.generated_lessons
-
-        def ask(side: EffectiveStack, lessons: Sequence[Lesson], own: Sampling) -> list[Request]:
-            return [self._ask_lesson(side, each, own) for each in lessons]
-
-        judged = [
-            replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
-            for seed in _SEEDS
-            if sampling.temperature
-        ]
+        sampled: list[Request] = []
+        for seed in _SEEDS if sampling.temperature else ():
+            own = replace(sampling, max_tokens=EXAMPLE_SAMPLING.max_tokens, seed=seed)
+            sampled += self._ask_lessons(self.candidate, self.judged_lessons, own)
         compared = replace(sampling, max_tokens=rated.max_tokens, seed=_SEEDS[0])
         return (
-            ask(self.live, shown, EXAMPLE_SAMPLING),
-            ask(self.candidate, shown, EXAMPLE_SAMPLING),
-            [each for own in judged for each in ask(self.candidate, self.judged_lessons, own)],
-            ask(self.live, rated.held_out, compared),
-            ask(self.candidate, rated.held_out, compared),
+            self._ask_lessons(self.live, shown, EXAMPLE_SAMPLING),
+            self._ask_lessons(self.candidate, shown, EXAMPLE_SAMPLING),
+            sampled,
+            self._ask_lessons(self.live, rated.held_out, compared),
+            self._ask_lessons(self.candidate, rated.held_out, compared),
         )
 
     @property
@@ -234,55 +244,44 @@ class EvalJob:
             EvalTask(
                 f"{each.key}/right",
                 Task(each.signal, each.messages[-1].content, {"answer": each.chosen}),
-                *(
-                    Request(
-                        self.user, each.messages, side.for_layer(each), sampling, background=True
-                    )
-                    for side in (self.live, self.candidate)
-                ),
+                self._ask(each.messages, self.live.for_layer(each), sampling),
+                self._ask(each.messages, self.candidate.for_layer(each), sampling),
             )
             for each in lessons
         ]
 
-    def _ask_lesson(self, side: EffectiveStack, lesson: Lesson, sampling: Sampling) -> Request:
-        stack = side.for_layer(lesson)
-        messages = side.messages_for(lesson, stack)
-        return Request(self.user, messages, stack, sampling, background=True)
-
     def _ask_probes(self, side: EffectiveStack) -> list[Request]:
         requests = []
-        for probe in self.eval_set.general.probes:
-            stack, messages = side.parts[probe.question], (Message("user", probe.question),)
+        for probe in self.eval_set.probes:
+            stack = side.parts[probe]
             sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
-            requests.append(Request(self.user, messages, stack, sampling, background=True))
+            requests.append(self._ask((Message("user", probe),), stack, sampling))
         return requests
 
-    def _ask_with_examples(self) -> list[Request]:
-        return [
-            Request(
-                self.user,
-                (*turns, Message("user", question)),
-                self.candidate.parts[question],
-                PROBE_SAMPLING,
-                background=True,
-            )
-            for question, turns in (self.prompt_examples or {}).items()
-        ]
+    def _ask_lessons(
+        self, side: EffectiveStack, lessons: Sequence[Lesson], sampling: Sampling
+    ) -> list[Request]:
+        """Return the requests of lessons as a user's prompt: with the examples of the stack."""
+        requests = []
+        for each in lessons:
+            stack = side.for_layer(each)
+            *before, request = each.messages
+            examples = side.examples.get(each.key, ()) if stack.style else ()
+            requests.append(self._ask((*before, *examples, request), stack, sampling))
+        return requests
+
+    def _ask(self, messages: tuple[Message, ...], stack: Stack, sampling: Sampling) -> Request:
+        return Request(self.user, messages, stack, sampling, background=True)
 
 
 def make_eval_job(
-    router: AdapterRouter,
-    user: str,
-    layer: str,
-    live: Stack,
-    candidate: Stack,
-    eval_set: EvalSet,
-    built_from: Mapping[str, Collection[str]],
+    services: Services, plan: Plan, live: Stack, candidate: Stack, eval_set: EvalSet
 ) -> EvalJob:
-    """Return the evaluation of a candidate for a layer, without examples in the prompt.
+    """Return the evaluation of a build, without examples in the prompt.
 
     Args:
-        router, user, layer, built_from: As for ``effective_stack``.
+        services: The wired parts.
+        plan: What was built.
         live: The live stack.
         candidate: The stack with the candidate.
         eval_set: What is measured.
@@ -294,66 +293,183 @@ def make_eval_job(
         *eval_set.trained,
         *eval_set.rated.held_out,
     )
-    prompts = [probe.question for probe in eval_set.general.probes]
-    prompts += [lesson.messages[-1].content for lesson in lessons]
+    prompts = [*eval_set.probes, *(lesson.messages[-1].content for lesson in lessons)]
+    held_out = (lesson.signal for lesson in plan.holdout)
+    built_from = {*plan.signal_roles, *held_out, *trained_on(services.store, plan.parent)}
+    router, user, layer = services.router, plan.user, plan.layer
     return EvalJob(
         user,
         effective_stack(router, user, layer, live, prompts, {}),
-        effective_stack(router, user, layer, candidate, prompts, built_from),
+        effective_stack(router, user, layer, candidate, prompts, {layer: built_from}),
         eval_set,
     )
 
 
-def evaluate_replies(
-    engine: Engine,
-    tasks: Sequence[EvalTask],
-    verifier: CheckedVerifier,
-    shaping: CheckedRewardShaper | None,
-    evidence: Evidence,
-    options: LearnOptions,
-) -> EvalResult:
-    """Compare greedy replies of the live stack and of a candidate.
+def add_prompt_examples(services: Services, job: EvalJob, plan: Plan) -> EvalJob:
+    """Return the evaluation of a style with the examples of the live revision and the candidate.
 
     Args:
-        engine: Generates the replies.
-        tasks: What is asked.
-        verifier: Says how right a reply is.
-        shaping: Changes the rewards of both replies to a task, or None.
-        evidence: What else was measured.
-        options: Stops or pauses the generation.
-
-    Returns:
-        The evidence, and examples. It has one undecided item for each task, by its (shaped) reward.
-
-    Raises:
-        Cancelled: The options ended it.
-        PluginError: The verifier failed.
+        services: The wired parts.
+        job: The evaluation, without examples.
+        plan: What was built.
     """
+    if plan.layer != "style":
+        return job
+    eval_set = job.eval_set
+    held_out = (*eval_set.held_out, *eval_set.rated.held_out)
 
-    def sample(asked: Sequence[tuple[Task, Request]]) -> list[Rollout]:
-        groups = sample_rollouts(
-            engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
+    def find(examples: Sequence[PromptExample]) -> dict[str, tuple[Message, ...]]:
+        return _examples_for_lessons(services, examples, held_out, eval_set.max_length)
+
+    live = find(_live_examples(services, plan, {each.signal for each in held_out}))
+    job = replace(job, live=replace(job.live, examples=live))
+    lessons = (*plan.replay, *plan.new_examples)
+    known = {each.signal: each for lesson in lessons if (each := lesson.example) is not None}
+    examples = list(known.values())[-MAX_LESSONS:]
+    if len(examples) < MIN_LESSONS:
+        return job
+    return replace(
+        job,
+        candidate=replace(job.candidate, examples=find(examples)),
+        prompt_examples=_examples_for_probes(services, plan, examples),
+    )
+
+
+def _live_examples(
+    services: Services, plan: Plan, held_out: Collection[str]
+) -> list[PromptExample]:
+    """Return the lessons that the live style was trained on, if its users get examples."""
+    style = plan.live.style
+    if style is None:
+        return []
+    head = services.store.catalog.revision(plan.user, style.revision)
+    if not head.scores.get(PROMPT_EXAMPLES, {}).get(IS_SERVED):
+        return []
+    shown = trained_on(services.store, head) - set(held_out)
+    known = load_style_examples(services.store, plan.user)
+    return [each for each in known if each.signal in shown][-MAX_LESSONS:]
+
+
+def _examples_for_probes(
+    services: Services, plan: Plan, examples: Sequence[PromptExample]
+) -> dict[str, tuple[Message, ...]]:
+    """Return the examples that precede each probe which is like the lessons."""
+    probes = [probe.question for probe in plan.general_prompts.probes]
+    vectors = services.memory.embedder.embed([each.request for each in examples])
+    every = list(range(len(examples)))
+    asked = [
+        (probe, (Message("user", probe),), row, every)
+        for probe, row in zip(probes, services.router.embed_general(probes), strict=True)
+    ]
+    return _nearest_turns(services, examples, vectors, asked, PROBE_SAMPLING.max_tokens)
+
+
+def _examples_for_lessons(
+    services: Services,
+    examples: Sequence[PromptExample],
+    held_out: Sequence[Lesson],
+    max_length: int,
+) -> dict[str, tuple[Message, ...]]:
+    """Return, by key, the examples that precede each held-out lesson when a user asks it.
+
+    As when users are served, later turns of a conversation and requests with tools have none, and
+    the lessons of another system text are none. ``max_length``: most tokens of a reply.
+    """
+    if len(examples) < MIN_LESSONS or not held_out:
+        return {}
+    requests = [lesson.messages[-1].content for lesson in held_out]
+    vectors = services.memory.embedder.embed([*(each.request for each in examples), *requests])
+    asked = []
+    for lesson, request in zip(held_out, vectors[len(examples) :], strict=True):
+        system, _ = split_system(lesson.messages)
+        own = [number for number, each in enumerate(examples) if each.system == system]
+        if begins_conversation(lesson.messages) and len(own) >= MIN_LESSONS:
+            asked.append((lesson.key, lesson.messages, request, own))
+    return _nearest_turns(services, examples, vectors, asked, max_length)
+
+
+def _nearest_turns(
+    services: Services,
+    examples: Sequence[PromptExample],
+    vectors: Vectors,
+    asked: Iterable[tuple[str, Sequence[Message], Vectors, list[int]]],
+    max_tokens: int,
+) -> dict[str, tuple[Message, ...]]:
+    """Return the turns of the examples nearest to each prompt, where they fit, by its key.
+
+    Args:
+        services: The wired parts.
+        examples: The examples.
+        vectors: ``[examples, size]``, the embeddings of their requests.
+        asked: The key, the messages and the embedding of each prompt, and which examples it may get.
+        max_tokens: The most tokens of a reply.
+    """
+    backend = services.learning_engine.backend
+    found = {}
+    for key, (*before, request), vector, own in asked:
+        nearest = nearest_examples([examples[number] for number in own], vectors[own], vector)
+        turns = tuple(chain.from_iterable(each.turns for each in nearest))
+        length = len(backend.render((*before, *turns, request))) + max_tokens
+        if turns and is_short(turns, backend) and length <= backend.max_length:
+            found[key] = turns
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottledScorer:
+    """Scores in turns with users who chat, since the model does one thing at a time."""
+
+    engine: Engine
+    paused: Condition
+    cancelled: Condition
+
+    @property
+    def backend(self) -> Backend:
+        return self.engine.backend
+
+    def score(
+        self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
+    ) -> tuple[Score, ...]:
+        wait_while(self.paused, self.cancelled)
+        self.engine.yield_to_foreground(MAX_YIELD_SECONDS)
+        return self.engine.score(items, stack, kl=kl)
+
+
+Scorer: TypeAlias = Engine | ThrottledScorer
+"""What scores continuations."""
+
+StackSelector: TypeAlias = Callable[[Lesson], Stack]
+"""Returns the stack that a lesson is scored with."""
+
+
+def score_answers(
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector, max_length: int
+) -> dict[str, Score]:
+    """Return the score of each lesson's chosen reply, by the lesson's key.
+
+    Args:
+        engine: Scores.
+        lessons: The lessons.
+        select: Returns the stack for a lesson.
+        max_length: The tokens at which a reply is cut, as in training.
+    """
+    items = [
+        encode_continuation(
+            engine.backend, each.messages, each.chosen, max_length, ended=each.ended
         )
-        return [rollout for (rollout,) in groups]
+        for each in lessons
+    ]
+    scores = score_each(engine, items, list(map(select, lessons)))
+    return {lesson.key: score for lesson, score in zip(lessons, scores, strict=True)}
 
-    before = sample([(each.task, each.live) for each in tasks])
-    after = sample([(each.task, each.candidate) for each in tasks])
-    items, examples = [], []
-    for each, old, new in zip(tasks, before, after, strict=True):
-        attempts = (old.attempt, new.attempt)
-        rewards = tuple(attempt.reward for attempt in attempts)
-        if shaping is not None:
-            rewards = shaping.shape(attempts, fmean(attempt.passed for attempt in attempts))
-        was, reached = rewards
-        items.append(EvalItem(each.key, was, reached))
-        examples.append(Example(each.task.prompt, old.text, new.text))
-    figures = {
-        "asked": len(items),
-        "improved": sum(item.improved for item in items),
-        "regressed": sum(item.regressed for item in items),
-        "passed_before": sum(rollout.attempt.passed for rollout in before),
-        "passed_after": sum(rollout.attempt.passed for rollout in after),
-        "length_before": round(fmean(rollout.length for rollout in before), 4),
-        "length_after": round(fmean(rollout.length for rollout in after), 4),
-    }
-    return replace(evidence, undecided=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])
+
+def score_each(
+    engine: Scorer, items: Sequence[Continuation], stacks: Sequence[Stack]
+) -> list[Score]:
+    """Score each continuation under its own stack, those of one stack together."""
+    scores: dict[int, Score] = {}
+    for stack in dict.fromkeys(stacks):
+        numbers = [number for number, each in enumerate(stacks) if each == stack]
+        together = [items[number] for number in numbers]
+        scores |= zip(numbers, engine.score(together, stack), strict=True)
+    return [scores[number] for number in range(len(items))]

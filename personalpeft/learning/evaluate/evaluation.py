@@ -1,5 +1,7 @@
 """Measure a candidate against the live stack and the bare base, on the engine that serves users.
 
+Where a verifier judges replies, to held-out prompts or to tasks, they are sampled and judged here.
+
 Invariant: replies are greedy or have fixed seeds, so the same stacks give the same evidence.
 """
 
@@ -9,53 +11,60 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from statistics import median
+from statistics import fmean, median
+from typing import Any, TypeAlias
 
 from personalpeft.backends.base import Continuation
 from personalpeft.engine.completion_cache import Completions
-from personalpeft.engine.engine import Request
-from personalpeft.errors import PersonalPeftError
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.errors import AdapterError, Damaged, NotFound, PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,
-    EffectiveStack,
     EvalJob,
-    EvalResult,
+    EvalTask,
+    Scorer,
+    ThrottledScorer,
+    effective_stack,
+    score_answers,
 )
-from personalpeft.learning.evaluate.exposure import (
-    MAX_TRAINED,
-    MIN_LESSONS_EACH,
-    measure_leakage,
-    measure_variant_leakage,
-)
-from personalpeft.learning.evaluate.reply_classifier import compare_replies
-from personalpeft.learning.evaluate.scoring import Scorer, ThrottledScorer, score_answers
+from personalpeft.learning.evaluate.exposure import measure_build_leakage
 from personalpeft.learning.evaluate.text_quality import measure_arrived_lessons
 from personalpeft.learning.gate.evidence import (
-    TRAINED_ELSEWHERE,
     BaseProbeResults,
     EvalItem,
     Evidence,
     GenerationResults,
-    Leakage,
-    LeakageGap,
     ProbeResults,
     PromptExampleResults,
     ThumbsResults,
 )
-from personalpeft.learning.options import Condition, cancelled_error, not_cancelled
+from personalpeft.learning.layers import layer_order, trained_on
+from personalpeft.learning.options import Condition, LearnOptions, cancelled_error, not_cancelled
+from personalpeft.learning.outcomes import Reason, ReasonCode
+from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import Example
+from personalpeft.learning.rl.rollouts import Rollout, sample_rollouts
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.memory.types import Embedder
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.services import Services
-from personalpeft.types import Message, SignalKind, Stack
+from personalpeft.types import Message, Revision, Stack
 
 # Of the probes about so many, evenly spread, give the mean KL. All took a quarter of an evaluation.
 _KL_PROBES = 16
 # Of so many probes examples in the prompt may cost one.
 _PROBES_PER_LOSS = 20
+# The classifier of rated replies: the lengths of its n-grams, and of how many folds is its AUC.
+_NGRAMS = (1, 4)
+_FOLDS = 5
+# The lessons of a head without held-out ones that judge it again, the newest.
+_MAX_REVALIDATED = 8
+
+EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
+"""The evidence, and examples for the report."""
 
 
 def evaluate(
@@ -111,7 +120,7 @@ def evaluate(
         user: services.completions.complete_with_base(
             user,
             job.live.stack.base,
-            [probe.question for probe in job.eval_set.general.probes],
+            job.eval_set.probes,
             cancelled=cancelled,
         )
         for user, job in jobs.items()
@@ -150,8 +159,7 @@ def _measure(
     before, after, sampled, *rated_replies = replies
     greedy = dict(zip((each.key for each in job.generated_lessons), after, strict=True))
     judged = [*(greedy[each.key] for each in job.judged_lessons), *sampled]
-    held_out = {each.key: each for each in (*eval_set.undecided, *eval_set.retention)}
-    items = {item.signal: item for item in _score_items(engine, job, tuple(held_out.values()))}
+    items = {item.signal: item for item in _score_items(engine, job, eval_set.held_out)}
     kl = list(_kl_from_base(engine, job, of_base))
     evidence = Evidence(
         undecided=tuple(items[lesson.key] for lesson in eval_set.undecided),
@@ -162,7 +170,7 @@ def _measure(
         decided=tuple(items[lesson.key] for lesson in eval_set.decided),
         probes=probes,
         kl=sum(kl) / max(1, len(kl)),
-        leakage=_measure_leakage(engine, job, tuple(held_out.values())),
+        leakage=measure_build_leakage(engine, job),
         text_quality=measure_arrived_lessons(engine, embedder, job),
         generation=_measure_generation(engine, job, judged),
         thumbs=compare_replies(rated.liked, rated.disliked, *rated_replies)
@@ -264,59 +272,6 @@ def _measure_generation(engine: Scorer, job: EvalJob, replies: Sequence[str]) ->
     return GenerationResults(len(replies), wanted)
 
 
-def _measure_leakage(engine: Scorer, job: EvalJob, held_out: Sequence[Lesson]) -> Leakage:
-    """Measure the leakage of a candidate."""
-    if job.eval_set.trained_elsewhere:
-        return TRAINED_ELSEWHERE
-    return measure_build_leakage(
-        engine, job.eval_set.trained, held_out, job.candidate, job.eval_set.max_length
-    )
-
-
-def measure_build_leakage(
-    engine: Scorer,
-    trained: Sequence[Lesson],
-    held_out: Sequence[Lesson],
-    candidate: EffectiveStack,
-    max_length: int,
-) -> Leakage:
-    """Measure the leakage of a build.
-
-    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
-    held out.
-
-    Args:
-        engine: Scores.
-        trained: The lessons that the layer was trained on.
-        held_out: The held-out lessons of the layer.
-        candidate: The stack with the layer.
-        max_length: The tokens at which a reply is cut.
-    """
-    unseen = [each for each in held_out if each.is_written]
-    written = [each for each in trained if each.is_written]
-    facts = [each for each in trained if each.kind is SignalKind.FACT and each.is_users]
-    if not (written or facts):
-        return Leakage(missing=LeakageGap.NO_LESSONS)
-    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
-        sample = written[-MAX_TRAINED:]
-        gains = (_score_gains(engine, each, candidate, max_length) for each in (sample, unseen))
-        return measure_leakage(*gains)
-    newest = list({each.signal: each for each in written or facts}.values())
-    base = candidate.stack.base
-    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base)
-    return replace(leakage, matched=not written, variants=bool(written))
-
-
-def _score_gains(
-    engine: Scorer, lessons: Sequence[Lesson], candidate: EffectiveStack, max_length: int
-) -> list[float]:
-    """Return how much likelier a candidate makes each lesson than its base, in nats a token."""
-    base = Stack(candidate.stack.base)
-    after = score_answers(engine, lessons, candidate.for_layer, max_length)
-    before = score_answers(engine, lessons, lambda _: base, max_length)
-    return [after[key].logp - before[key].logp for key in after]
-
-
 def _score_items(
     engine: Scorer, job: EvalJob, lessons: Sequence[Lesson], *, is_own: bool = True
 ) -> tuple[EvalItem, ...]:
@@ -348,3 +303,180 @@ def _score_items(
         )
         for key in (lesson.key for lesson in lessons)
     )
+
+
+def compare_replies(
+    liked: Sequence[str], disliked: Sequence[str], before: Sequence[str], after: Sequence[str]
+) -> ThumbsResults:
+    """Count the replies that a classifier of the rated ones prefers to those before.
+
+    What the user likes of the model's own replies is in few of their tokens, so their log-prob
+    hardly rises. A linear classifier of character n-grams finds what sets liked replies apart, in
+    any language. One that cannot predict thumbs it was not fit on says nothing: the gate reads its
+    cross-validated AUC for that.
+
+    Args:
+        liked: The liked replies, at least two.
+        disliked: The disliked replies, at least two.
+        before: The replies of the live stack.
+        after: Those of the candidate to the same prompts.
+    """
+    # Imported here, since scikit-learn takes seconds to load.
+    from scipy.stats import mannwhitneyu, wilcoxon
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    texts, labels = [*liked, *disliked], [1] * len(liked) + [0] * len(disliked)
+    folds = StratifiedKFold(min(_FOLDS, len(liked), len(disliked)))
+    predict = partial(cross_val_predict, cv=folds, method="predict_proba")
+    scores = predict(_make_classifier(), texts, labels)[:, 1]
+    of_liked, of_disliked = scores[: len(liked)], scores[len(liked) :]
+    test = mannwhitneyu(of_liked, of_disliked, alternative="greater", method="asymptotic")
+    classifier = _make_classifier().fit(texts, labels)
+    new, former = (classifier.predict_proba(replies)[:, 1] for replies in (after, before))
+    changes = new - former
+    return ThumbsResults(
+        liked=len(liked),
+        disliked=len(disliked),
+        auc=float(test.statistic) / (len(liked) * len(disliked)),
+        auc_p_value=float(test.pvalue),
+        asked=len(after),
+        better=int((changes > 0).sum()),
+        worse=int((changes < 0).sum()),
+        p_value=float(wilcoxon(changes, alternative="greater").pvalue) if changes.any() else 1.0,
+    )
+
+
+def _make_classifier() -> Any:
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    # L1 finds the one n-gram that decides, L2 what is spread over many, such as the length.
+    options = {"class_weight": "balanced", "solver": "liblinear", "random_state": 0}
+    regressions = [
+        (name, LogisticRegression(l1_ratio=ratio, **options))
+        for name, ratio in (("l2", 0), ("l1", 1))
+    ]
+    return make_pipeline(
+        CountVectorizer(analyzer="char", ngram_range=_NGRAMS, binary=True, lowercase=False),
+        VotingClassifier(regressions, voting="soft"),
+    )
+
+
+def evaluate_replies(
+    engine: Engine,
+    tasks: Sequence[EvalTask],
+    verifier: CheckedVerifier,
+    shaping: CheckedRewardShaper | None,
+    evidence: Evidence,
+    options: LearnOptions,
+) -> EvalResult:
+    """Compare greedy replies of the live stack and of a candidate.
+
+    Args:
+        engine: Generates the replies.
+        tasks: What is asked.
+        verifier: Says how right a reply is.
+        shaping: Changes the rewards of both replies to a task, or None.
+        evidence: What else was measured.
+        options: Stops or pauses the generation.
+
+    Returns:
+        The evidence, and examples. It has one undecided item for each task, by its (shaped) reward.
+
+    Raises:
+        Cancelled: The options ended it.
+        PluginError: The verifier failed.
+    """
+
+    def sample(asked: Sequence[tuple[Task, Request]]) -> list[Rollout]:
+        groups = sample_rollouts(
+            engine, asked, verifier, cancelled=options.cancelled, paused=options.paused
+        )
+        return [rollout for (rollout,) in groups]
+
+    before = sample([(each.task, each.live) for each in tasks])
+    after = sample([(each.task, each.candidate) for each in tasks])
+    items, examples = [], []
+    for each, old, new in zip(tasks, before, after, strict=True):
+        attempts = (old.attempt, new.attempt)
+        rewards = tuple(attempt.reward for attempt in attempts)
+        if shaping is not None:
+            rewards = shaping.shape(attempts, fmean(attempt.passed for attempt in attempts))
+        was, reached = rewards
+        items.append(EvalItem(each.key, was, reached))
+        examples.append(Example(each.task.prompt, old.text, new.text))
+    figures = {
+        "asked": len(items),
+        "improved": sum(item.improved for item in items),
+        "regressed": sum(item.regressed for item in items),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(fmean(rollout.length for rollout in before), 4),
+        "length_after": round(fmean(rollout.length for rollout in after), 4),
+    }
+    return replace(evidence, undecided=tuple(items), tasks=figures), tuple(examples[:MAX_EXAMPLES])
+
+
+def revalidate(
+    services: Services, max_regressed: float, head: Revision, plan: Plan
+) -> tuple[bool, Reason]:
+    """Judge a head again after the stack below its layer changed.
+
+    Its held-out lessons, or without any its newest ones, are scored in the whole stack. A lesson
+    passes if its words are as likely as when the layer was built.
+
+    Args:
+        services: The wired parts.
+        max_regressed: The share of the lessons that may fail.
+        head: The live revision.
+        plan: The build that would replace it.
+
+    Returns:
+        Whether enough lessons still pass, and why the layer stays or is built again.
+    """
+    engine, length = services.learning_engine, plan.recipe.max_length
+    # By the signal alone: a fact that is paraphrased otherwise is the same fact.
+    known: dict[str, float | None] = {
+        key.partition("/")[0]: scores.get("after")
+        for key, scores in head.scores.get("items", {}).items()
+    }
+    held_out = [each for each in plan.holdout if known.get(each.signal) is not None]
+    trained = trained_on(services.store, head)
+    of_head = [lesson for lesson in plan.new_examples if lesson.signal in trained]
+    lessons = held_out or of_head[-_MAX_REVALIDATED:]
+    if not lessons:
+        return False, Reason(ReasonCode.STACK_BELOW_CHANGED)
+    # At its full weight: that the user lowered it says nothing about the stack below.
+    entries = (
+        replace(entry, weight=1.0) if entry.layer == head.layer else entry
+        for entry in plan.live.entries
+    )
+    full = replace(plan.live, entries=tuple(entries))
+    prompts = [lesson.messages[-1].content for lesson in lessons]
+    stack = effective_stack(services.router, head.user, head.layer, full, prompts, {})
+
+    def as_built(lesson: Lesson) -> Stack:
+        part, order = stack.for_layer(lesson), layer_order(head.layer)
+        above = (entry for entry in part.entries if layer_order(entry.layer) >= order)
+        return replace(part, entries=(*head.below, *above))
+
+    if not held_out:
+        try:
+            built = score_answers(engine, lessons, as_built, length)
+        except (AdapterError, Damaged, NotFound):
+            # The stack that it was built on is gone, so nothing can be compared.
+            return False, Reason(ReasonCode.STACK_BELOW_CHANGED)
+        known = {lesson.signal: built[lesson.key].logp for lesson in lessons}
+    bare = Stack(plan.live.base)
+    now = score_answers(engine, lessons, stack.for_layer, length)
+    base = score_answers(engine, lessons, lambda _: bare, length)
+    lost = sum(
+        EvalItem(
+            each.key, known[each.signal] or 0.0, now[each.key].logp, base[each.key].logp
+        ).regressed_beyond_margin
+        for each in lessons
+    )
+    counts = {"valid": len(lessons) - lost, "asked": len(lessons)}
+    return lost <= max_regressed * len(lessons), Reason(ReasonCode.STACK_BELOW_CHECKED, counts)

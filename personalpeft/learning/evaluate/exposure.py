@@ -38,13 +38,18 @@ from statistics import fmean
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.learning.data.general_prompts import PROBE_SAMPLING, load_general_prompts
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.evaluate.scoring import Scorer, StackSelector
-from personalpeft.learning.gate.evidence import Leakage, LeakageGap
+from personalpeft.learning.evaluate.eval_job import (
+    EvalJob,
+    Scorer,
+    StackSelector,
+    score_answers,
+)
+from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage, LeakageGap
 from personalpeft.learning.options import Condition
 from personalpeft.learning.revealing_text import RevealingText, letters_only, pieces
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.losses import encode_continuation
-from personalpeft.types import Message, Stack
+from personalpeft.types import Message, SignalKind, Stack
 
 UNSEEN = 63
 """How many unseen texts a secret is ranked among. Exposure is at most 6 bits."""
@@ -54,8 +59,8 @@ _POOL, _TRIES = 2, 40
 _MAX_MATCHED, _VARIANTS = 2, 15
 MIN_LESSONS_EACH = 3
 """Leakage is measured from so many lessons on, of those that were trained on and of unseen ones."""
-MAX_TRAINED = 16
-"""How many lessons that were trained on are scored for it, the newest."""
+# How many lessons that were trained on are scored for it, the newest.
+_MAX_TRAINED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,35 @@ def rank_gain(gain: float, unseen: Sequence[float]) -> Exposure:
     """Return the exposure of a text by its gain in log-prob over the base, and that of others."""
     more, equal = sum(other > gain for other in unseen), unseen.count(gain)
     return Exposure(1 + more + equal / 2, len(unseen))
+
+
+def measure_build_leakage(engine: Scorer, job: EvalJob) -> Leakage:
+    """Measure the leakage of a candidate.
+
+    Facts of a memory are ranked among variants of themselves, and so are lessons where too few are
+    held out.
+    """
+    eval_set, candidate = job.eval_set, job.candidate
+    if eval_set.trained_elsewhere:
+        return TRAINED_ELSEWHERE
+    unseen = [each for each in eval_set.held_out if each.is_written]
+    written = [each for each in eval_set.trained if each.is_written]
+    facts = [each for each in eval_set.trained if each.kind is SignalKind.FACT and each.is_users]
+    if not (written or facts):
+        return Leakage(missing=LeakageGap.NO_LESSONS)
+    base = Stack(candidate.stack.base)
+
+    def gains(lessons: Sequence[Lesson]) -> list[float]:
+        """Return how much likelier the candidate makes each lesson than its base, in nats a token."""
+        after = score_answers(engine, lessons, candidate.for_layer, eval_set.max_length)
+        before = score_answers(engine, lessons, lambda _: base, eval_set.max_length)
+        return [after[key].logp - before[key].logp for key in after]
+
+    if min(len(written), len(unseen)) >= MIN_LESSONS_EACH:
+        return measure_leakage(gains(written[-_MAX_TRAINED:]), gains(unseen))
+    newest = list({each.signal: each for each in written or facts}.values())
+    leakage = measure_variant_leakage(engine, newest, candidate.for_layer, base.base)
+    return replace(leakage, matched=not written, variants=bool(written))
 
 
 def measure_leakage(trained: Sequence[float], unseen: Sequence[float]) -> Leakage:

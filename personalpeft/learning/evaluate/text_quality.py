@@ -43,8 +43,13 @@ from statistics import fmean, median
 
 from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_alternating_groups
-from personalpeft.learning.evaluate.eval_job import EvalJob
-from personalpeft.learning.evaluate.scoring import Scorer, StackSelector, score_answers, score_each
+from personalpeft.learning.evaluate.eval_job import (
+    EvalJob,
+    Scorer,
+    StackSelector,
+    score_answers,
+    score_each,
+)
 from personalpeft.learning.gate.evidence import TextQuality
 from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.memory.conflicts import normalize

@@ -119,7 +119,13 @@ def review_probation(services: Services, user: str) -> tuple[LearnReport, ...]:
             continue
         before, rated, since = _load_feedback(store, revision, {revision.id}, learned[0])
         run, began = _probation_run(store, revision, history)
-        of_run = _load_run(store, revision, run, began, list(rated)) if len(run) > 1 else None
+        of_run = None
+        if len(run) > 1:
+            before_run, rated_in_run, _ = _load_feedback(store, revision, run, began)
+            numbers = {turn: number for number, turn in enumerate(rated_in_run, 1)}
+            # Feedback beyond the limit of a run changes its e-value no more.
+            seen = [numbers.get(turn, len(rated_in_run)) for turn in rated]
+            of_run = RunFeedback(before_run, list(rated_in_run.values()), seen)
         e_value = float(revision.scores.get("e_value", 1.0))
         number = _probation_number(store, revision, history)
         result = sequential_test(before, since, e_value, number, of_run)
@@ -194,17 +200,6 @@ def _end_probation(
         cause=MoveCause.WITHDRAWN,
     )
     return report if is_recorded else None
-
-
-def _load_run(
-    store: Store, revision: Revision, run: set[str], began: HeadMove, own: Sequence[str]
-) -> RunFeedback:
-    """Return the feedback on a run of revisions. ``own``: the rated turns of the live one."""
-    before, rated, _ = _load_feedback(store, revision, run, began)
-    numbers = {turn: number for number, turn in enumerate(rated, 1)}
-    # Feedback beyond the limit of a run changes its e-value no more.
-    seen = [numbers.get(turn, len(rated)) for turn in own]
-    return RunFeedback(before, list(rated.values()), seen)
 
 
 def _load_feedback(
@@ -317,7 +312,10 @@ def sequential_test(
             [each is FeedbackOutcome.LIKED for each in rated_before],
             [each is FeedbackOutcome.LIKED for each in rated_since],
         )
-    of_run = against if run is None else _run_e_values(run)
+    of_run = against
+    if run is not None:
+        values = [1.0, *withdrawal_e_values(run.before, run.since)]
+        of_run = [1.0, *(values[seen] for seen in run.seen)]
     # After each reply, so that the result does not depend on when one looks.
     for outcome in since:
         won += outcome is FeedbackOutcome.WON
@@ -336,12 +334,6 @@ def sequential_test(
             why = reason(ReasonCode.CONFIRMED, liked=liked, replies=len(rated) + won + lost)
             return ProbationResult(LearnOutcome.CONFIRMED, why)
     return None
-
-
-def _run_e_values(run: RunFeedback) -> list[float]:
-    """Return the e-value against a run before and after each rated reply of the live revision."""
-    values = [1.0, *withdrawal_e_values(run.before, run.since)]
-    return [1.0, *(values[seen] for seen in run.seen)]
 
 
 def withdrawal_e_values(

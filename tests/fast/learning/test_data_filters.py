@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.gate.leak_check import Leak, find_leak
+from personalpeft.learning.gate.gate import find_leak
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(
@@ -29,7 +30,7 @@ def find(
     facts: Sequence[Signal],
     new: int | None = None,
     accepted: Sequence[str] = (),
-) -> Leak | None:
+) -> Reason | None:
     """Filter with the last ``new`` lessons as new, or with all of them."""
     signals = [lesson.signal for lesson in some]
     return find_leak(
@@ -110,7 +111,9 @@ def test_links_added_slowly_are_found_once_most_recent_lessons_have_them() -> No
         find(lessons(*["Boil it."] * 4, *[LINK] * links), [FACT], new=2) for links in (2, 4, 6)
     ]
     assert [bool(found) for found in learns] == [False, True, True]
-    assert learns[1] == Leak(4, 8, "http://a.example.")
+    assert learns[1] == reason(
+        ReasonCode.ADDRESSES_LEAKED, count=4, total=8, address="http://a.example."
+    )
 
 
 def test_lessons_without_a_link_are_not_refused_for_older_ones() -> None:

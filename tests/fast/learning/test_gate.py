@@ -25,7 +25,7 @@ from personalpeft.learning.gate.evidence import (
     TextQuality,
 )
 from personalpeft.learning.gate.gate import Margins, judge, load_margins, override
-from personalpeft.learning.outcomes import Reason, ReasonCode, reason
+from personalpeft.learning.outcomes import Reason, ReasonCode, reason, render_reasons
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
@@ -166,8 +166,9 @@ def test_one_more_improved_item_never_lowers_a_promotion(
 @given(seen=evidences())
 def test_each_verdict_has_a_reason_and_finite_figures(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
-    assert len(judgement.reason.split()) >= 5
-    assert not judgement.reason.endswith(".")
+    why = render_reasons(judgement.reasons)
+    assert len(why.split()) >= 5
+    assert not why.endswith(".")
     json.dumps(seen.as_json(), allow_nan=False)
     assert (judgement.probation is False) or judgement.verdict is Verdict.PROMOTED
 
@@ -505,7 +506,7 @@ def test_accepted_candidate_says_so_and_keeps_its_verdict(seen: Evidence) -> Non
     overridden = override(judgement, seen)
     assert overridden.verdict is judgement.verdict
     assert overridden.accepted is seen.measured
-    assert judgement.reason in overridden.reason
+    assert render_reasons(judgement.reasons) in render_reasons(overridden.reasons)
     if overridden.accepted:
         assert overridden.reasons[0].code is ReasonCode.OVERRIDDEN
         assert overridden.live

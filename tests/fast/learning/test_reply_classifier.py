@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from example_counts import all_cases
 
-from personalpeft.learning.evaluate.reply_classifier import compare_replies
+from personalpeft.learning.evaluate.evaluation import compare_replies
 from personalpeft.learning.gate.evidence import Evidence, ProbeResults, ThumbsResults
 from personalpeft.learning.gate.gate import Judgement, judge, load_margins
 from personalpeft.types import Verdict
