@@ -67,13 +67,13 @@ _NO_ROUTE = {
 
 
 class InvalidParameter(HTTPException):
-    """A parameter of a request is invalid or unsupported; ``param`` names it."""
+    """A parameter of a request is invalid or unsupported; ``param`` names it, or is empty."""
 
     code = 400
 
-    def __init__(self, description: str, param: str | None = None) -> None:
-        super().__init__(description)
-        self.param = param
+    def __init__(self, param: str, problem: str) -> None:
+        super().__init__(f"{param or 'The body'} {problem}.")
+        self.param = param or None
 
 
 class UnknownModel(HTTPException):

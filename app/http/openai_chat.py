@@ -78,7 +78,7 @@ class _Body(OpenAIBody):
         if self.stream_options is None:
             return False
         if not self.stream:
-            raise InvalidParameter("stream_options goes with stream.", "stream_options")
+            raise InvalidParameter("stream_options", "goes with stream")
         return self.stream_options.include_usage
 
 
@@ -146,7 +146,7 @@ def blueprint(models: Models) -> Blueprint:
     def chat() -> Response:
         body = validation.read_body(ChatBody)
         if body.top_logprobs and not body.logprobs:
-            raise InvalidParameter("top_logprobs goes with logprobs.", "top_logprobs")
+            raise InvalidParameter("top_logprobs", "goes with logprobs")
         prompt = tools.check_calls(models, [each.for_library() for each in body.messages])
         options = tools.tool_options(
             models,
@@ -236,7 +236,7 @@ def _answer(
     form: _Chat | _Completion,
 ) -> Response:
     if body.n * len(prompts) > MAX_REPLIES:
-        raise InvalidParameter(f"n: at most {MAX_REPLIES} replies are generated at once.", "n")
+        raise InvalidParameter("n", f"must lead to at most {MAX_REPLIES} replies")
     usage = body.includes_usage()
     model = models.resolve(body.model)
     prompts = [prompt for prompt in prompts for _ in range(body.n)]

@@ -76,7 +76,6 @@ _Item: TypeAlias = Annotated[
 
 class _Tool(FlatTool):
     type: Literal["function"] = "function"
-    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class ResponseBody(OpenAIBody):
@@ -118,9 +117,9 @@ class ResponseBody(OpenAIBody):
         """Return the options of log-probs. Raises ``InvalidParameter``."""
         if self.include and options.tools:
             # Which of the tokens are text and which are calls shows only when the reply is read.
-            raise InvalidParameter("include: log-probs are not available with tools.", "include")
+            raise InvalidParameter("include", "has no log-probs with tools")
         if self.top_logprobs and not self.include:
-            raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
+            raise InvalidParameter("top_logprobs", f"goes with include {_LOGPROBS}")
         return {"logprobs": bool(self.include), "top_logprobs": self.top_logprobs}
 
 
@@ -134,7 +133,7 @@ def blueprint(models: Models) -> Blueprint:
         prompt = tools.check_calls(models, body.messages(), "input")
         options = tools.tool_options(
             models,
-            [each.nested(each.parameters) for each in body.tools],
+            [each.nested() for each in body.tools],
             tools.openai_choice(body.tool_choice),
             single=not body.parallel_tool_calls,
         )
