@@ -10,8 +10,9 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class ApiV1:
             }
             query = _query(operation)
             with ExitStack() as stack:
-                body = stack.enter_context(_body(operation))
+                body = _body(operation, stack)
                 result = HANDLERS[operation.name](self._call(operation, checked, query, body))
                 if operation.download:
                     response = _file(result)
@@ -140,34 +141,29 @@ def _events(operation: Operation, values: Generator[Any, None, None]) -> Generat
 
 
 def _openapi() -> Response:
-    from importlib.metadata import version
-
     return _json(document(version("personalpeft")), 200)
 
 
-@contextmanager
-def _body(operation: Operation) -> Generator[Any, None, None]:
-    """Yield the body of this request: a value, a temporary file, or None without one.
+def _body(operation: Operation, stack: ExitStack) -> Any:
+    """Return the body of this request: a value, a temporary file, or None without one.
 
-    For a download it is a folder to write the file into.
+    For a download it is a folder to write the file into. The stack deletes files.
     """
     if operation.download:
-        with file_system.temporary_folder(2 * validation.LARGEST_FILE) as folder:
-            yield folder
-    elif operation.upload:
+        return stack.enter_context(file_system.temporary_folder(2 * validation.LARGEST_FILE))
+    if operation.upload:
         if request.mimetype != PERSONAL:
-            raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-        with file_system.temporary_folder(validation.LARGEST_FILE) as folder:
-            path = folder / "sent.personal"
-            with path.open("wb") as file:
-                shutil.copyfileobj(request.stream, file)
-            request.stream.close()
-            yield path
-    elif operation.body is not None:
-        is_given = operation.needs_body or request.get_data()
-        yield from_json(operation.body, validation.read_object() if is_given else {})
-    else:
-        yield None
+            raise UnsupportedMediaType(f"Send {operation.upload}, with Content-Type: {PERSONAL}.")
+        folder = stack.enter_context(file_system.temporary_folder(validation.LARGEST_FILE))
+        path = folder / "sent.personal"
+        with path.open("wb") as file:
+            shutil.copyfileobj(request.stream, file)
+        request.stream.close()
+        return path
+    if operation.body is None:
+        return None
+    is_given = operation.needs_body or request.get_data()
+    return from_json(operation.body, validation.read_object() if is_given else {})
 
 
 def _file(exported: ExportSummary | Path) -> Response:

@@ -73,11 +73,6 @@ def whoami(call: RequestContext) -> v.ApiKeyInfo:
     return v.ApiKeyInfo(caller().user, call.runtime.base().card.title)
 
 
-def users(call: RequestContext) -> v.Page[UserSummary]:
-    options = call.arguments
-    return _one_page(lambda limit: call.runtime.users(**{**options, "limit": limit}), call.query)
-
-
 def forget_user(call: RequestContext) -> ForgetUserReport:
     report = call.runtime.forget_user(call.user.id, **call.arguments)
     if not call.query.dry_run:
@@ -155,7 +150,8 @@ def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
 
 
 def jobs(call: RequestContext) -> v.Page[v.Job]:
-    return _page(call.jobs.of(call.owner), call.query, _id)
+    found = call.jobs.of(call.owner)
+    return _page(found, [each.id for each in found], call.query)
 
 
 def job(call: RequestContext) -> v.Job:
@@ -260,55 +256,49 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
 
 
 def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:
-    if operation.name in ("conversations", "turns"):
-        return _one_page(lambda limit: read(limit, before=query.after), query)
-    found = read(**{name: value for name, value in query if name not in ("after", "limit")})
-    if operation.name in ("history", "reports"):
-        # These have no ids. The lists only grow, so a number is a name.
-        page = _page(tuple(enumerate(found, 1)), query, lambda each: str(each[0]))
-        return v.Page(tuple(value for _, value in page.items), page.next)
-    return _page(found, query, _KEYS.get(operation.name, _id))
+    options = {name: value for name, value in query if name not in ("after", "limit")}
+    if cursor := _CURSORS.get(operation.name):
+        # One more than the limit tells whether there is another page.
+        found = tuple(read(**options, **{cursor: query.after}, limit=query.limit + 1))
+        part = found[: query.limit]
+        return v.Page(part, part[-1].id if len(found) > len(part) else None)
+    found = tuple(read(**options))
+    match operation.name:
+        case "history" | "reports":
+            # These have no ids. The lists only grow, so a number is a name.
+            keys = [str(number) for number, _ in enumerate(found, 1)]
+        case "signal_statuses":
+            keys = [each.signal.id for each in found]
+        case "layers":
+            keys = [each.name for each in found]
+        case _:
+            keys = [each.id for each in found]
+    return _page(found, keys, query)
 
 
-def _id(value: Any) -> str:
-    return str(value.id)
-
-
-def _one_page(read: Callable[[int], Sequence[T]], query: Any) -> v.Page[T]:
-    """Return a page of what the library itself reads in pages. ``read`` takes the limit."""
-    # One more than the limit tells whether there is another page.
-    found = tuple(read(query.limit + 1))
-    part = found[: query.limit]
-    return v.Page(part, _id(part[-1]) if len(found) > len(part) else None)
-
-
-def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
+def _page(found: tuple[T, ...], keys: Sequence[str], query: Any) -> v.Page[T]:
     """Return the page of a whole list that follows the value with the key ``query.after``.
 
     Raises ``NotFound`` if that value is gone.
     """
     begin = 0
     if query.after is not None:
-        keys = [key(each) for each in found]
         if query.after not in keys:
             raise NotFound(
                 f"after must be the id of something in this list, got {query.after!a}.",
                 hint="Begin again with the first page.",
             )
         begin = keys.index(query.after) + 1
-    part = tuple(found[begin : begin + query.limit])
-    return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
+    end = begin + query.limit
+    return v.Page(found[begin:end], keys[end - 1] if end < len(found) else None)
 
 
 def _layer(call: RequestContext) -> Layer:
     return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])
 
 
-# What the ``after`` of a page names, where it is not an id.
-_KEYS: Mapping[str, Callable[[Any], str]] = {
-    "signal_statuses": lambda status: status.signal.id,
-    "layers": lambda layer: layer.name,
-}
+# The parameter for ``after`` of what the library itself reads in pages.
+_CURSORS = {"users": "after", "conversations": "before", "turns": "before"}
 _FUNCTIONS: Mapping[str, Callable[[RequestContext], Any]] = {
     **{name: value for name, value in globals().items() if not name.startswith("_")},
     **{"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel},

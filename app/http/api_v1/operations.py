@@ -80,9 +80,8 @@ class Operation:
         makes_user: Whether the user is created on first use.
         admin: Whether it needs an admin API key.
         workers: Whether a worker's API key will do too.
-        download: Whether it answers a file.
-        upload: Whether its body is a file.
-        file: What the file is.
+        download: The file that it answers, in words, if it answers one.
+        upload: The file that its body is, in words, if it is one.
         former_path: An old path that works for one release.
     """
 
@@ -100,9 +99,8 @@ class Operation:
     makes_user: bool = False
     admin: bool = False
     workers: bool = False
-    download: bool = False
-    upload: bool = False
-    file: str = "a `.personal` file"
+    download: str = ""
+    upload: str = ""
     former_path: str = ""
     errors: Errors = ANY
 
@@ -183,6 +181,8 @@ def _first_paragraph(method: Callable[..., Any]) -> str:
 
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
 _JOBS, _JOB = f"{_USER}/jobs", f"{_USER}/jobs/{{job}}"
+_PERSONAL_FILE, _PEFT_ZIP = "a `.personal` file", "a zip of a PEFT folder"
+_GGUF_FILE = "a GGUF LoRA"
 _users, _chat, _turns, _feedback, _learn, _stack, _compare, _files, _maintain = (
     partial(_operation, section)
     for section in (
@@ -338,29 +338,28 @@ CHOOSE = _compare(
 EXPORT = _files(
     "export", "GET", f"{_USER}/export",
     "Export a user to one .personal file, not encrypted. The header X-Personalpeft-Exported "
-    "holds a summary in JSON.", None, download=True,
+    "holds a summary in JSON.", None, download=_PERSONAL_FILE,
 )
 IMPORT_USER = _files(
-    "import_user", "POST", "/import", status=201, upload=True, admin=True,
+    "import_user", "POST", "/import", status=201, upload=_PERSONAL_FILE, admin=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
 )
 EXPORT_PEFT = _files(
     "export_peft", "GET", f"{_USER}/peft",
     "Export the live stack, or one layer, as a zip of a folder that PEFT loads as one LoRA.",
-    None, download=True, file="a zip of a PEFT folder", errors=(*SERVING, AdapterError),
+    None, download=_PEFT_ZIP, errors=(*SERVING, AdapterError),
 )
 IMPORT_PEFT = _files(
-    "import_peft", "POST", f"{_USER}/peft", status=201, upload=True, makes_user=True,
-    file="a zip of a PEFT folder",
+    "import_peft", "POST", f"{_USER}/peft", status=201, upload=_PEFT_ZIP, makes_user=True,
     errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 EXPORT_GGUF = _files(
     "export_gguf", "GET", f"{_USER}/gguf", "", None,
-    download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError),
+    download=_GGUF_FILE, errors=(*SERVING, AdapterError),
 )
 IMPORT_GGUF = _files(
-    "import_gguf", "POST", f"{_USER}/gguf", status=201, upload=True, makes_user=True,
-    file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
+    "import_gguf", "POST", f"{_USER}/gguf", status=201, upload=_GGUF_FILE, makes_user=True,
+    errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 READ_PUBLISHED_FILE = _files(
     "read_published_file", "GET", "/published/{digest}/{file}", admin=True, workers=True,
