@@ -94,8 +94,7 @@ def remote_method(
         sent = {name: _as_sent(name, value) for name, value in given.items()}
         if operation.events:
             return RemoteStream(self._transport, sent, path, **watching)
-        content = (sent, None) if operation.body is not None else (None, sent)
-        answer = self._transport.call(operation, *content, **path)
+        answer = self._transport.call(operation, sent, **path)
         match answer:
             case v.Job():
                 job = follow(self._transport, answer, **watching)
@@ -145,7 +144,7 @@ def _all_pages(
     while limit is None or len(found) < limit or limit < 0:
         # The server refuses a negative number.
         size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-        page: v.Page[Any] = transport.call(operation, None, {**query, "limit": size}, **path)
+        page: v.Page[Any] = transport.call(operation, {**query, "limit": size}, **path)
         found += page.items
         if page.next is None:
             break
@@ -193,7 +192,7 @@ class Client(
             raise PersonalFileError(
                 f"{file} cannot be read: {error.strerror or error}.", hint="Check the path."
             ) from error
-        return self._transport.call(do.IMPORT_USER, data, {"as_user": as_user})
+        return self._transport.call(do.IMPORT_USER, {"as_user": as_user}, data)
 
     users = remote_method(Runtime.users)
     forget_user = remote_method(Runtime.forget_user)
@@ -266,7 +265,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             {"seconds": since.total_seconds()} if isinstance(since, timedelta) else {"since": since}
         )
         query = {**begin, "until": until}
-        return self._transport.call(do.ACTIVITY_SUMMARY, None, query, user=self.id)
+        return self._transport.call(do.ACTIVITY_SUMMARY, query, user=self.id)
 
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
         """Export as ``User.export``, to a file here."""
@@ -294,7 +293,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             archive = beside / "peft.zip"
             zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
-        return self._transport.call(do.IMPORT_PEFT, data, {"layer": layer}, user=self.id)
+        return self._transport.call(do.IMPORT_PEFT, {"layer": layer}, data, user=self.id)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Export as ``User.export_gguf``, to a file here."""
@@ -305,4 +304,4 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import as ``User.import_gguf``, from a file here."""
         data = read_file(Path(file).expanduser())
-        return self._transport.call(do.IMPORT_GGUF, data, {"layer": layer}, user=self.id)
+        return self._transport.call(do.IMPORT_GGUF, {"layer": layer}, data, user=self.id)

@@ -36,8 +36,7 @@ class RemoteStream(Iterator[str]):
         self._lock = threading.RLock()
         self._started: v.StreamStarted | None = None
         self._logprobs: list[TokenLogprob] = []
-        self._reply: Reply | None = None
-        self._forgotten: Forgotten | None = None
+        self._outcome: Reply | Forgotten | None = None
         self._stopped = False
         self._fault: Exception | None = None
         self._over = False
@@ -57,22 +56,20 @@ class RemoteStream(Iterator[str]):
                 self.begin()
                 # Events that were not begun would send the request.
                 for event in self._events if self._started is not None else ():
-                    match event:
-                        case v.StreamText(text, logprobs):
-                            self._logprobs += logprobs
-                            return text
-                        case v.StreamFinished(reply):
-                            self._reply = reply
+                    if isinstance(event, v.StreamText):
+                        self._logprobs += event.logprobs
+                        return event.text
+                    self._outcome = event.reply
             except BaseException as error:
                 self._stopped = self._over = True
                 if isinstance(error, Forgotten):
-                    self._forgotten = error
+                    self._outcome = error
                 raise
             self._over = True
             fault, self._fault = self._fault, None
             if fault is not None:
                 raise fault
-            if self._reply is None and not self._stopped:
+            if self._outcome is None and not self._stopped:
                 raise _broken_off()
             raise StopIteration
 
@@ -130,13 +127,13 @@ class RemoteStream(Iterator[str]):
 
         Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
         """
-        if self._forgotten is not None:
-            raise self._forgotten
-        if self._reply is None:
+        if isinstance(self._outcome, Forgotten):
+            raise self._outcome
+        if self._outcome is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
-        return self._reply
+        return self._outcome
 
     def _ensure_started(self) -> v.StreamStarted:
         self.begin()

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import httpx2
 
@@ -29,6 +29,8 @@ class NotAllowed(PersonalPeftError, PermissionError):
 class Unreachable(PersonalPeftError, ConnectionError):
     """No server answers at the address, or the connection broke off."""
 
+
+Arguments: TypeAlias = Mapping[str, Any] | None
 
 _EXPORTED = "X-Personalpeft-Exported"
 # Errors of the server itself, which the library does not know.
@@ -75,26 +77,32 @@ class Transport:
         )
 
     def call(
-        self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
+        self, operation: Operation, arguments: Arguments = None, data: bytes = b"", /, **path: str
     ) -> Any:
         """Return the answer, a value of the operation's type.
 
         Raises what the library would, ``NotAllowed`` and ``Unreachable``.
+
+        Args:
+            operation: The operation.
+            arguments: The fields of its body, or else of its query.
+            data: The file, if its body is one.
+            path: The values in its path.
         """
-        with self._answer(operation, body, query, path) as response:
-            data = response.read()
+        with self._answer(operation, arguments, path, data) as response:
+            answer = response.read()
         if operation.answer in (None, bytes):
-            return None if operation.answer is None else data
-        return _value(operation.response, _json(data))
+            return None if operation.answer is None else answer
+        return _value(operation.response, _json(answer))
 
     def events(
-        self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
+        self, operation: Operation, arguments: Arguments = None, /, **path: str
     ) -> Generator[Any, None, None]:
         """Yield the values of a stream of events, and None for each sign of life.
 
         Raises as ``call``, and the error of an error event.
         """
-        with self._answer(operation, body, query, path) as response:
+        with self._answer(operation, arguments, path) as response:
             name = ""
             # httpx2's own reader of events skips the signs of life.
             for line in response.iter_lines():
@@ -110,13 +118,13 @@ class Transport:
                     yield None
 
     def download(
-        self, operation: Operation, query: Any, target: Path, /, **path: str
+        self, operation: Operation, arguments: Arguments, target: Path, /, **path: str
     ) -> Mapping[str, Any]:
         """Write the file that the operation answers, and return the server's summary of it.
 
         Raises as ``call``, and ``InvalidInput`` if the target exists or cannot be written.
         """
-        with new_file(target) as file, self._answer(operation, None, query, path) as response:
+        with new_file(target) as file, self._answer(operation, arguments, path) as response:
             about: Mapping[str, Any] = _json(response.headers.get(_EXPORTED, ""))
             for data in response.iter_bytes():
                 file.write(data)
@@ -124,17 +132,15 @@ class Transport:
 
     @contextmanager
     def _answer(
-        self, operation: Operation, body: Any, query: Any, path: Mapping[str, str]
+        self, operation: Operation, arguments: Arguments, path: Mapping[str, str], data: bytes = b""
     ) -> Generator[httpx2.Response, None, None]:
         # Checked here too: another text could lead to another route.
         names = {name: from_json(PARAMETERS[name][0], each, name) for name, each in path.items()}
-        asked = {} if query is None else to_json(query)
         try:
             with self._client.stream(
                 operation.method,
                 PREFIX + operation.path.format(**names),
-                params={name: value for name, value in asked.items() if value is not None},
-                **_content(operation, body),
+                **_content(operation, arguments, data),
             ) as response:
                 if response.status_code != operation.status:
                     again = response.headers.get("Retry-After")
@@ -147,19 +153,20 @@ class Transport:
             ) from error
 
 
-def _content(operation: Operation, body: Any) -> dict[str, Any]:
-    """Return the body of a request as arguments of httpx2."""
-    if body is None:
-        return {}
-    if operation.upload:
-        return {"content": body, "headers": {"Content-Type": PERSONAL}}
+def _content(operation: Operation, arguments: Arguments, data: bytes) -> dict[str, Any]:
+    """Return the query and the body of a request as arguments of httpx2."""
     try:
-        data = json.dumps(to_json(body), allow_nan=False)
+        given = to_json(arguments or {})
+        text = json.dumps(given, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             "The arguments must be data that JSON can hold.", hint="Give text, numbers and lists."
         ) from error
-    return {"content": data, "headers": {"Content-Type": "application/json"}}
+    if operation.body is not None:
+        return {"content": text, "headers": {"Content-Type": "application/json"}}
+    query = {"params": {name: value for name, value in given.items() if value is not None}}
+    upload = {"content": data, "headers": {"Content-Type": PERSONAL}} if operation.upload else {}
+    return query | upload
 
 
 def _value(kind: Any, found: Any) -> Any:

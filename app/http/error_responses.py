@@ -50,12 +50,9 @@ _LOGGED_ONLY = (
 )
 # Names of OpenAI and Anthropic for statuses.
 _OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
+_ANTHROPIC = _OPENAI | {
     404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -161,8 +158,7 @@ def describe_error(
         return status, ErrorDetails(kind.__name__, summary, "The server's log has the details.")
     message, hint = error.message, error.hint
     for folder in map(str, folders):
-        message = message.replace(folder, "of this server")
-        hint = hint.replace(folder, "of this server")
+        message, hint = (each.replace(folder, "of this server") for each in (message, hint))
     return status, ErrorDetails(kind.__name__, message, hint)
 
 

@@ -20,8 +20,6 @@ from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.security import caller
 
-_LONGEST = 256
-
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -41,7 +39,7 @@ class Models:
 
     def resolve(self, name: str) -> Model:
         """Return the model of a name. Raises ``UnknownModel``."""
-        whose, _, revision = name[:_LONGEST].partition("@")
+        whose, _, revision = name.partition("@")
         base = self.base.card.name
         if name == base:
             if self._default_user is None:
@@ -59,8 +57,9 @@ class Models:
         known = [each.id for each in user.revisions() if revision and each.id.startswith(revision)]
         found = [revision] if revision in known else known
         if len(found) != 1:
-            count = "more than one revision" if found else "no revision"
-            raise UnknownModel(f"{user.id} has {count} of that name. GET /v1/models lists them.")
+            raise UnknownModel(
+                f"{user.id} has {len(found)} revisions of that name. GET /v1/models lists them."
+            )
         return Model(name, user, {"revision": found[0]})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
@@ -99,7 +98,11 @@ class Models:
                 return self._runtime.user(name, create=name == self._default_user)
         except (InvalidId, NotFound):
             pass
-        raise UnknownModel(_unknown(name))
+        named = f"The model {name}" if USER_ID.fullmatch(name) else "The model of this name"
+        raise UnknownModel(
+            f"{named} is unknown. GET /v1/models lists the models. If it is to be a new user, first"
+            " run: personalpeft api-key make --user NAME"
+        )
 
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
@@ -154,11 +157,3 @@ def _following(names: list[tuple[str, int]], after: str | None) -> list[tuple[st
     if after not in known:
         raise InvalidParameter("after", "must be the name of a model of the page before")
     return names[known.index(after) + 1 :]
-
-
-def _unknown(name: str) -> str:
-    if USER_ID.fullmatch(name):
-        hint = f"If {name} is to be a new user, first run: personalpeft api-key make --user {name}"
-        return f"The model {name} is unknown. GET /v1/models lists the models. {hint}"
-    near = f" Did you mean {name.lower()}?" if USER_ID.fullmatch(name.lower()) else ""
-    return f"The model of this name is unknown.{near} GET /v1/models lists the models."

@@ -28,7 +28,7 @@ from personalpeft_app.http.generation import (
 )
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.openai_chat import OpenAIBody, TopLogprobs, format_logprobs
-from personalpeft_app.http.tools import ChoiceWord, FlatNamedTool, FlatTool, ToolOptions
+from personalpeft_app.http.tools import ChoiceWord, FlatTool, NamedTool, ToolOptions
 from personalpeft_app.http.validation import Ignored, Part, only
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -85,7 +85,7 @@ class ResponseBody(OpenAIBody):
     instructions: str = ""
     max_output_tokens: Tokens | None = None
     tools: list[_Tool] = Field(default_factory=list)
-    tool_choice: ChoiceWord | FlatNamedTool = "auto"
+    tool_choice: ChoiceWord | NamedTool = "auto"
     parallel_tool_calls: bool = True
     include: Annotated[list[Literal["message.output_text.logprobs"]], Len(0, 1)] = Field(
         default_factory=list

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, AliasPath, Field
 
 from personalpeft import Reply, ServingFailed
 from personalpeft.base_models.tool_calls import ReplyPart, call_end, call_reader
@@ -30,22 +30,11 @@ Choice: TypeAlias = bool | str | None
 ChoiceWord: TypeAlias = Literal["auto", "none", "required"]
 
 
-class _Function(Part):
-    name: str
-
-
 class NamedTool(Part):
-    """The tool that must be called, in the format of OpenAI's chats."""
+    """The tool that must be called, in the format of OpenAI's chats or its responses."""
 
     type: Literal["function"]
-    function: _Function
-
-
-class FlatNamedTool(Part):
-    """The same in the format of OpenAI's responses."""
-
-    type: Literal["function"]
-    name: str
+    name: str = Field(validation_alias=AliasChoices("name", AliasPath("function", "name")))
 
 
 class FlatTool(Part):
@@ -156,13 +145,10 @@ def tool_options(
     return ToolOptions(checked, choice, single, base.card.sampling.stop, base.tool_format)
 
 
-def openai_choice(choice: ChoiceWord | NamedTool | FlatNamedTool) -> Choice:
+def openai_choice(choice: ChoiceWord | NamedTool) -> Choice:
     """Return OpenAI's ``tool_choice`` for ``tool_options``."""
-    match choice:
-        case NamedTool():
-            return choice.function.name
-        case FlatNamedTool():
-            return choice.name
+    if isinstance(choice, NamedTool):
+        return choice.name
     words: Mapping[ChoiceWord, Choice] = {"auto": False, "none": None, "required": True}
     return words[choice]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from typing import Any
 from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
-from personalpeft import Runtime, file_system
+from personalpeft import Runtime, User, file_system
 from personalpeft.archive import ExportSummary
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
@@ -87,7 +87,19 @@ class ApiV1:
             query = _query(operation)
             with ExitStack() as stack:
                 body = _body(operation, stack)
-                result = HANDLERS[operation.name](self._call(operation, checked, query, body))
+                call = RequestContext(
+                    self._runtime,
+                    self.jobs,
+                    self._ephemeral,
+                    self._job_streams,
+                    self._user(operation, path.get("user")),
+                    checked,
+                    query,
+                    body,
+                    # A test client has no connection to lose.
+                    request.environ.get("waitress.client_disconnected", not_cancelled),
+                )
+                result = HANDLERS[operation.name](call)
                 if operation.download:
                     response = _file(result)
                     # The file must exist until its last byte is sent.
@@ -109,24 +121,12 @@ class ApiV1:
             security.for_files(view)
         return security.allow_workers(view) if operation.workers else view
 
-    def _call(
-        self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
-    ) -> RequestContext:
-        name = path.get("user")
+    def _user(self, operation: Operation, name: str | None) -> User | None:
+        if name is None:
+            return None
         # A user's own API key creates that user. A refusal would name other users.
-        creates = operation.makes_user or (name is not None and security.caller().user == name)
-        return RequestContext(
-            self._runtime,
-            self.jobs,
-            self._ephemeral,
-            self._job_streams,
-            None if name is None else self._runtime.user(name, create=creates),
-            path,
-            query,
-            body,
-            # A test client has no connection to lose.
-            request.environ.get("waitress.client_disconnected", not_cancelled),
-        )
+        creates = operation.makes_user or security.caller().user == name
+        return self._runtime.user(name, create=creates)
 
 
 def _events(operation: Operation, values: Generator[Any, None, None]) -> Generator[str, None, None]:

@@ -55,10 +55,10 @@ TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancell
 
 PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "user": (v.UserId, "The user."),
-    "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
-    "conversation": (v.ConversationId, "The id of a conversation, or the beginning of one."),
+    "turn": (v.LedgerId, 'The id of a turn, the beginning of one, or "last".'),
+    "conversation": (v.LedgerId, "The id of a conversation, or the beginning of one."),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
-    "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
+    "item": (v.LedgerId, "The id of a rule or fact, or the beginning of one."),
     "job": (v.ServerId, "The id of a learn, practice, forget or rebase."),
     "stream": (v.ServerId, "The name in the first event of a streamed reply."),
     "comparison": (v.ServerId, "The id of a comparison."),
