@@ -37,14 +37,13 @@ R = TypeVar("R")
 
 _PAGE = 1000
 _OPERATIONS = {operation.name: operation for operation in do.OPERATIONS}
-# Names of the library's parameters in paths, and in the queries of pages.
+# Names of the library's parameters in paths.
 _IN_PATH = {
     "user_id": "user",
     "reply": "turn",
     "item_id": "item",
     "conversation_id": "conversation",
 }
-_IN_PAGES = {"before": "after"}
 
 
 class RemoteObject:
@@ -73,7 +72,7 @@ def remote_method(
     def sent_as(name: str) -> str:
         if _IN_PATH.get(name) in operation.parameters:
             return _IN_PATH[name]
-        return _IN_PAGES.get(name, name) if operation.paged else name
+        return "after" if operation.paged and name == "before" else name
 
     library = signature(method)
     parameters = [each for each in library.parameters.values() if sent_as(each.name) in taken]

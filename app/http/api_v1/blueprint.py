@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def _events(operation: Operation, values: Generator[Any, None, None]) -> Generat
 
 
 def _openapi() -> Response:
-    return _json(document(version("personalpeft")), 200)
+    return _json(document(), 200)
 
 
 def _body(operation: Operation, stack: ExitStack) -> Any:

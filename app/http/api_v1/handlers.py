@@ -299,10 +299,8 @@ def _layer(call: RequestContext) -> Layer:
 
 # The parameter for ``after`` of what the library itself reads in pages.
 _CURSORS = {"users": "after", "conversations": "before", "turns": "before"}
-_FUNCTIONS: Mapping[str, Callable[[RequestContext], Any]] = {
-    **{name: value for name, value in globals().items() if not name.startswith("_")},
-    **{"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel},
-}
+_FOR_ADMIN = {"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel}
 HANDLERS: Mapping[str, Callable[[RequestContext], Any]] = {
-    each.name: _FUNCTIONS.get(each.name) or _of_library(each) for each in OPERATIONS
+    each.name: _FOR_ADMIN.get(each.name) or globals().get(each.name) or _of_library(each)
+    for each in OPERATIONS
 }

@@ -147,12 +147,12 @@ class Jobs:
             for entry in self._entries.values():
                 entry.stop.set()
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop all jobs, and wait for them for ``timeout`` seconds."""
+    def close(self) -> None:
+        """Stop all jobs, and wait up to half a minute for them."""
         self.stop()
         with self._changed:
             entries = [entry for entry in self._entries.values() if not entry.job.over]
-        ends = SYSTEM.timer() + timeout
+        ends = SYSTEM.timer() + 30
         for entry in entries:
             entry.thread.join(max(0.0, ends - SYSTEM.timer()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
@@ -27,7 +28,7 @@ GUARDED = {
 }
 
 
-def document(version: str) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     described, definitions = described_types()
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -38,7 +39,7 @@ def document(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "personalpeft",
-            "version": version,
+            "version": version("personalpeft"),
             "description": "A model for each user that learns from feedback and can be undone.",
         },
         "security": [{"api_key": []}],

@@ -141,17 +141,8 @@ def _operation(
 ) -> Operation:
     """Return an operation. What is not given comes from the library's method of the same name.
 
-    Args:
-        section: The heading of the documentation.
-        name: The name of the operation, and of the method if there is one.
-        method: The method of HTTP.
-        path: The path below the prefix.
-        text: What it does. By default the first paragraph of the docstring.
-        answer: The type of the answer. By default that of the method, or of its values if paged.
-        body: The body. By default the parameters of the method, unless it is read only.
-        query: The query. By default the same, of other methods of HTTP.
-        types: Types of parameters in place of those in ``schemas.FIELDS``.
-        more: Further fields of ``Operation``.
+    Its parameters are the query of a GET, DELETE or upload, and else the body. ``types`` replace
+    those in ``schemas.FIELDS``; ``more`` are further fields of ``Operation``.
     """
     of_library = getattr(User, name, None) or getattr(Runtime, name, None)
     if of_library is not None:
