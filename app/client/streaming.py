@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self
 
 from personalpeft.chat.reply import Reply, TokenLogprob
@@ -178,27 +178,21 @@ def _broken_off() -> Unreachable:
 
 def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
     """Return the finished job. Raises the error of a failed one."""
-    stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
     watch, stop = (do.FOLLOW_ANY, do.CANCEL_ANY) if job.user is None else (do.FOLLOW, do.CANCEL)
-    events = _changes(transport, job, watch, where)
     try:
-        for event in events:
-            if event is not None and event != job:
-                job = event
-                if job.stage and not job.over:
-                    progress(job.stage, job.progress)
-            if not job.over and not stopping and cancelled():
-                stopping = True
-                transport.call(stop, **where)
-    except Unreachable:  # The caller did not leave, so the job goes on.
-        raise
+        with closing(_changes(transport, job, watch, where)) as events:
+            for event in events:
+                if event is not None and event != job:
+                    job = event
+                    if job.stage and not job.over:
+                        progress(job.stage, job.progress)
+                if job.state == "running" and cancelled():
+                    job = transport.call(stop, **where)
     except BaseException:
         with suppress(PersonalPeftError):
             transport.call(stop, **where)
         raise
-    finally:
-        events.close()
     if job.error is not None:
         raise error_of(job.error)
     if not job.over:
@@ -217,8 +211,8 @@ def _changes(
     Poll every second if the server has no free stream. Follow it again where a connection breaks.
     """
     failures = 0
-    while not job.over:
-        try:
+    while True:
+        with suppress(Unreachable):
             try:
                 for event in transport.events(watch, **where):
                     job, failures = event or job, 0
@@ -227,9 +221,6 @@ def _changes(
                 job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
                 failures = 0
                 yield job
-        except Unreachable:
-            if failures == _RETRIES:
-                raise
         if job.over or failures == _RETRIES:
             return
         for _ in range(2**failures):

@@ -85,23 +85,22 @@ def chat(call: RequestContext) -> Reply:
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
-    with call.ephemeral.stream(call.user.id) as (name, stop):
-        reply = call.user.stream(
+    with (
+        call.ephemeral.stream(call.user.id) as (name, stop),
+        call.user.stream(
             **call.arguments, cancelled=lambda: stop.is_set() or call.is_disconnected()
-        )
-        try:
-            # An error of the request itself is a response with a status, so it comes first. The
-            # name does not wait for the first piece: a queued reply can be stopped too.
-            reply.begin()
-            yield v.StreamStarted(name, reply.stack, reply.prompt_tokens)
-            sent = 0
-            for piece in reply:
-                logprobs = reply.logprobs[sent:]
-                sent += len(logprobs)
-                yield v.StreamText(piece, logprobs)
-            yield v.StreamFinished(reply.reply if stop.is_set() else check_whole(reply.reply))
-        finally:
-            reply.close()
+        ) as reply,
+    ):
+        # An error of the request itself is a response with a status, so it comes first. The name
+        # does not wait for the first piece: a queued reply can be stopped too.
+        reply.begin()
+        yield v.StreamStarted(name, reply.stack, reply.prompt_tokens)
+        sent = 0
+        for piece in reply:
+            logprobs = reply.logprobs[sent:]
+            sent += len(logprobs)
+            yield v.StreamText(piece, logprobs)
+        yield v.StreamFinished(reply.reply if stop.is_set() else check_whole(reply.reply))
 
 
 def stop(call: RequestContext) -> v.StreamStopped:
@@ -131,9 +130,8 @@ def _forget_here(call: RequestContext) -> None:
 def rebase(call: RequestContext) -> v.Job:
     # A name alone: the library would also read a card from a path.
     # The open base may have no card that is found by its name.
-    names = list(
-        dict.fromkeys(card.name for card in (call.runtime.base().card, *call.runtime.models()))
-    )
+    cards = (call.runtime.base().card, *call.runtime.models())
+    names = dict.fromkeys(card.name for card in cards)
     if call.body.to not in names:
         raise NotFound(
             f"There is no base called {call.body.to}.",
@@ -144,9 +142,8 @@ def rebase(call: RequestContext) -> v.Job:
 
 
 def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
-    here, *others = call.runtime.available_bases()
-    infos = [v.BaseInfo(here.name, here.title, True)]
-    return (*infos, *(v.BaseInfo(card.name, card.title, False) for card in others))
+    cards = call.runtime.available_bases()
+    return tuple(v.BaseInfo(card.name, card.title, card is cards[0]) for card in cards)
 
 
 def jobs(call: RequestContext) -> v.Page[v.Job]:

@@ -174,20 +174,15 @@ _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{u
 _JOBS, _JOB = f"{_USER}/jobs", f"{_USER}/jobs/{{job}}"
 _PERSONAL_FILE, _PEFT_ZIP = "a `.personal` file", "a zip of a PEFT folder"
 _GGUF_FILE = "a GGUF LoRA"
-_users, _chat, _turns, _feedback, _learn, _stack, _compare, _files, _maintain = (
-    partial(_operation, section)
-    for section in (
-        "Users",
-        "Chat",
-        "Turns",
-        "Feedback",
-        "Learn",
-        "Stack",
-        "Compare",
-        "Import and export",
-        "Maintenance",
-    )
-)
+_users = partial(_operation, "Users")
+_chat = partial(_operation, "Chat")
+_turns = partial(_operation, "Turns")
+_feedback = partial(_operation, "Feedback")
+_learn = partial(_operation, "Learn")
+_stack = partial(_operation, "Stack")
+_compare = partial(_operation, "Compare")
+_files = partial(_operation, "Import and export")
+_maintain = partial(_operation, "Maintenance")
 
 # fmt: off
 WHOAMI = _users(
