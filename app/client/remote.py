@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from personalpeft import file_system
 from personalpeft.adapters.safe_io import read_file
 from personalpeft.archive import ExportSummary, ImportSummary
-from personalpeft.chat.compare import BlindAnswer, Comparison, LabeledComparison
+from personalpeft.chat.compare import Comparison
 from personalpeft.chat.reply import Reply, turn_id_of
 from personalpeft.chat.validation import Prompt, check_prompt, check_tools
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
@@ -101,24 +101,20 @@ def remote_method(
             case v.SignalCreated() | v.SignalRecorded():
                 return answer.signal
             case v.BlindComparison():
-                choose = partial(_choose, self._transport, answer.id, path)
                 # Blind ones, which have what a choice needs.
                 answers: Any = answer.answers
-                return Comparison(answer.prompt, answers, choose)
+                which = {**path, "comparison": answer.id}
+                return Comparison(
+                    answer.prompt,
+                    answers,
+                    lambda chosen, _: self._transport.call(
+                        do.CHOOSE, {"which": chosen.name}, **which
+                    ),
+                )
         return None if library.return_annotation == "None" else answer
 
     call.__signature__ = shown  # type: ignore[attr-defined]  # read by ``inspect``
     return call  # type: ignore[return-value]  # self is a ``RemoteObject``
-
-
-def _choose(
-    transport: Transport,
-    comparison: str,
-    path: Mapping[str, str],
-    chosen: BlindAnswer,
-    other: BlindAnswer,
-) -> LabeledComparison:
-    return transport.call(do.CHOOSE, {"which": chosen.name}, **path, comparison=comparison)
 
 
 def _as_sent(name: str, value: Any) -> Any:

@@ -117,7 +117,7 @@ class ResponseBody(OpenAIBody):
         """Return the options of log-probs. Raises ``InvalidParameter``."""
         if self.include and options.tools:
             # Which of the tokens are text and which are calls shows only when the reply is read.
-            raise InvalidParameter("include", "has no log-probs with tools")
+            raise InvalidParameter("include", "must be empty with tools: they have no log-probs")
         if self.top_logprobs and not self.include:
             raise InvalidParameter("top_logprobs", f"goes with include {_LOGPROBS}")
         return {"logprobs": bool(self.include), "top_logprobs": self.top_logprobs}

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,6 @@ from personalpeft_app.http.api_v1.serialization import from_json, from_query
 from personalpeft_app.http.concurrency import stream_quota_of
 from personalpeft_app.http.error_responses import describe_error
 from personalpeft_app.http.generation import format_event, sse_response
-
-# Bytes of a file that are sent at once.
-_PIECE = 2**16
 
 
 class ApiV1:
@@ -175,10 +173,7 @@ def _file(exported: ExportSummary | Path) -> Response:
 
 
 def _immutable(data: bytes) -> Response:
-    # Cheroot copies the rest of a piece at each send, so a large file is not one piece.
-    pieces = (data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
-    response = Response(pieces, mimetype=PERSONAL)
-    response.content_length = len(data)
+    response = send_file(BytesIO(data), mimetype=PERSONAL, conditional=False)
     # The client may cache it, proxies may not: it is of one user.
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
     return response
