@@ -10,13 +10,14 @@ import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx2
 
 from personalpeft.archive import new_file
 from personalpeft.errors import Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.formatting import to_json
+from personalpeft.types import Json
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, ErrorResponse
 from personalpeft_app.http.api_v1.serialization import ERROR_KINDS, from_json
@@ -93,7 +94,7 @@ class Transport:
             answer = response.read()
         if operation.answer in (None, bytes):
             return None if operation.answer is None else answer
-        return _value(operation.response, _json(answer))
+        return _read(operation.response, answer)
 
     def events(
         self, operation: Operation, arguments: Arguments = None, /, **path: str
@@ -110,7 +111,7 @@ class Transport:
                 if field == "event":
                     name = value
                 elif field == "data" and name in operation.events:
-                    event = _value(operation.events[name], _json(value))
+                    event = _read(operation.events[name], value)
                     if isinstance(event, ErrorResponse):
                         raise error_of(event.error)
                     yield event
@@ -119,13 +120,13 @@ class Transport:
 
     def download(
         self, operation: Operation, arguments: Arguments, target: Path, /, **path: str
-    ) -> Mapping[str, Any]:
+    ) -> Json:
         """Write the file that the operation answers, and return the server's summary of it.
 
         Raises as ``call``, and ``InvalidInput`` if the target exists or cannot be written.
         """
         with new_file(target) as file, self._answer(operation, arguments, path) as response:
-            about: Mapping[str, Any] = _json(response.headers.get(_EXPORTED, ""))
+            about: Json = _read(Json, response.headers.get(_EXPORTED, ""))
             for data in response.iter_bytes():
                 file.write(data)
             return about
@@ -143,8 +144,9 @@ class Transport:
                 **_content(operation, arguments, data),
             ) as response:
                 if response.status_code != operation.status:
-                    again = response.headers.get("Retry-After")
-                    _fail(response.status_code, response.read(), again)
+                    status, again = response.status_code, response.headers.get("Retry-After")
+                    refusal = _read(ErrorResponse, response.read(), status)
+                    raise error_of(refusal.error, status, again)
                 yield response
         except httpx2.RequestError as error:
             raise Unreachable(
@@ -169,21 +171,20 @@ def _content(operation: Operation, arguments: Arguments, data: bytes) -> dict[st
     return query | upload
 
 
-def _value(kind: Any, found: Any) -> Any:
+def _read(kind: Any, data: str | bytes, status: int = 200) -> Any:
+    """Return the value of a type from JSON. Raises ``Unreachable``."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise Unreachable(
+            f"Another program answers at this address, with status {status}.",
+            hint="Check the address.",
+        ) from error
     try:
         return from_json(kind, found, "The answer")
     except InvalidInput as error:
         raise Unreachable(
             f"The server's answer is invalid: {error}", hint="Update the server or this client."
-        ) from error
-
-
-def _json(data: str | bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise Unreachable(
-            "Another program answers at this address.", hint="Check the address."
         ) from error
 
 
@@ -194,14 +195,3 @@ def error_of(details: ErrorDetails, status: int = 0, again: str | None = None) -
         after = float(again) if again and again.isdecimal() else None
         return kind(details.message, hint=details.hint, retry_after=after)
     return kind(details.message, hint=details.hint)
-
-
-def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
-    try:
-        details = from_json(ErrorResponse, json.loads(data)).error
-    except ValueError as error:
-        raise Unreachable(
-            f"Another program answers at this address, with status {status}.",
-            hint="Check the address.",
-        ) from error
-    raise error_of(details, status, again)
