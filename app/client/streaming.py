@@ -39,7 +39,6 @@ class RemoteStream(Iterator[str]):
         self._outcome: Reply | Forgotten | None = None
         self._stopped = False
         self._fault: Exception | None = None
-        self._over = False
 
     def __enter__(self) -> Self:
         return self
@@ -61,11 +60,10 @@ class RemoteStream(Iterator[str]):
                         return event.text
                     self._outcome = event.reply
             except BaseException as error:
-                self._stopped = self._over = True
+                self._stopped = True
                 if isinstance(error, Forgotten):
                     self._outcome = error
                 raise
-            self._over = True
             fault, self._fault = self._fault, None
             if fault is not None:
                 raise fault
@@ -119,7 +117,6 @@ class RemoteStream(Iterator[str]):
                     for _ in self if is_ending else ():
                         pass
                 self._events.close()
-                self._over = True
 
     @property
     def reply(self) -> Reply:
@@ -134,6 +131,11 @@ class RemoteStream(Iterator[str]):
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
         return self._outcome
+
+    @property
+    def _over(self) -> bool:
+        """Whether no event can come any more."""
+        return inspect.getgeneratorstate(self._events) == inspect.GEN_CLOSED
 
     def _ensure_started(self) -> v.StreamStarted:
         self.begin()
