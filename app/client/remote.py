@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from personalpeft import file_system
 from personalpeft.adapters.safe_io import read_file
 from personalpeft.archive import ExportSummary, ImportSummary
-from personalpeft.chat.compare import BlindAnswer, Comparison, LabeledComparison
+from personalpeft.chat.compare import Comparison
 from personalpeft.chat.reply import Reply, turn_id_of
 from personalpeft.chat.validation import Prompt, check_prompt, check_tools
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments
@@ -37,14 +37,13 @@ R = TypeVar("R")
 
 _PAGE = 1000
 _OPERATIONS = {operation.name: operation for operation in do.OPERATIONS}
-# Names of the library's parameters in paths, and in the queries of pages.
+# Names of the library's parameters in paths.
 _IN_PATH = {
     "user_id": "user",
     "reply": "turn",
     "item_id": "item",
     "conversation_id": "conversation",
 }
-_IN_PAGES = {"before": "after"}
 
 
 class RemoteObject:
@@ -73,7 +72,7 @@ def remote_method(
     def sent_as(name: str) -> str:
         if _IN_PATH.get(name) in operation.parameters:
             return _IN_PATH[name]
-        return _IN_PAGES.get(name, name) if operation.paged else name
+        return "after" if operation.paged and name == "before" else name
 
     library = signature(method)
     parameters = [each for each in library.parameters.values() if sent_as(each.name) in taken]
@@ -94,8 +93,7 @@ def remote_method(
         sent = {name: _as_sent(name, value) for name, value in given.items()}
         if operation.events:
             return RemoteStream(self._transport, sent, path, **watching)
-        content = (sent, None) if operation.body is not None else (None, sent)
-        answer = self._transport.call(operation, *content, **path)
+        answer = self._transport.call(operation, sent, **path)
         match answer:
             case v.Job():
                 job = follow(self._transport, answer, **watching)
@@ -103,24 +101,20 @@ def remote_method(
             case v.SignalCreated() | v.SignalRecorded():
                 return answer.signal
             case v.BlindComparison():
-                choose = partial(_choose, self._transport, answer.id, path)
                 # Blind ones, which have what a choice needs.
                 answers: Any = answer.answers
-                return Comparison(answer.prompt, answers, choose)
+                which = {**path, "comparison": answer.id}
+                return Comparison(
+                    answer.prompt,
+                    answers,
+                    lambda chosen, _: self._transport.call(
+                        do.CHOOSE, {"which": chosen.name}, **which
+                    ),
+                )
         return None if library.return_annotation == "None" else answer
 
     call.__signature__ = shown  # type: ignore[attr-defined]  # read by ``inspect``
     return call  # type: ignore[return-value]  # self is a ``RemoteObject``
-
-
-def _choose(
-    transport: Transport,
-    comparison: str,
-    path: Mapping[str, str],
-    chosen: BlindAnswer,
-    other: BlindAnswer,
-) -> LabeledComparison:
-    return transport.call(do.CHOOSE, {"which": chosen.name}, **path, comparison=comparison)
 
 
 def _as_sent(name: str, value: Any) -> Any:
@@ -145,7 +139,7 @@ def _all_pages(
     while limit is None or len(found) < limit or limit < 0:
         # The server refuses a negative number.
         size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-        page: v.Page[Any] = transport.call(operation, None, {**query, "limit": size}, **path)
+        page: v.Page[Any] = transport.call(operation, {**query, "limit": size}, **path)
         found += page.items
         if page.next is None:
             break
@@ -193,7 +187,7 @@ class Client(
             raise PersonalFileError(
                 f"{file} cannot be read: {error.strerror or error}.", hint="Check the path."
             ) from error
-        return self._transport.call(do.IMPORT_USER, data, {"as_user": as_user})
+        return self._transport.call(do.IMPORT_USER, {"as_user": as_user}, data)
 
     users = remote_method(Runtime.users)
     forget_user = remote_method(Runtime.forget_user)
@@ -266,7 +260,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             {"seconds": since.total_seconds()} if isinstance(since, timedelta) else {"since": since}
         )
         query = {**begin, "until": until}
-        return self._transport.call(do.ACTIVITY_SUMMARY, None, query, user=self.id)
+        return self._transport.call(do.ACTIVITY_SUMMARY, query, user=self.id)
 
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
         """Export as ``User.export``, to a file here."""
@@ -294,7 +288,7 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
             archive = beside / "peft.zip"
             zip_adapter(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
-        return self._transport.call(do.IMPORT_PEFT, data, {"layer": layer}, user=self.id)
+        return self._transport.call(do.IMPORT_PEFT, {"layer": layer}, data, user=self.id)
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Export as ``User.export_gguf``, to a file here."""
@@ -305,4 +299,4 @@ class RemoteUser(RemoteObject, RenamedAttributes, renamed=RENAMED_ATTRIBUTES):
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import as ``User.import_gguf``, from a file here."""
         data = read_file(Path(file).expanduser())
-        return self._transport.call(do.IMPORT_GGUF, data, {"layer": layer}, user=self.id)
+        return self._transport.call(do.IMPORT_GGUF, {"layer": layer}, data, user=self.id)

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self
 
 from personalpeft.chat.reply import Reply, TokenLogprob
@@ -36,11 +36,9 @@ class RemoteStream(Iterator[str]):
         self._lock = threading.RLock()
         self._started: v.StreamStarted | None = None
         self._logprobs: list[TokenLogprob] = []
-        self._reply: Reply | None = None
-        self._forgotten: Forgotten | None = None
+        self._outcome: Reply | Forgotten | None = None
         self._stopped = False
         self._fault: Exception | None = None
-        self._over = False
 
     def __enter__(self) -> Self:
         return self
@@ -57,22 +55,19 @@ class RemoteStream(Iterator[str]):
                 self.begin()
                 # Events that were not begun would send the request.
                 for event in self._events if self._started is not None else ():
-                    match event:
-                        case v.StreamText(text, logprobs):
-                            self._logprobs += logprobs
-                            return text
-                        case v.StreamFinished(reply):
-                            self._reply = reply
+                    if isinstance(event, v.StreamText):
+                        self._logprobs += event.logprobs
+                        return event.text
+                    self._outcome = event.reply
             except BaseException as error:
-                self._stopped = self._over = True
+                self._stopped = True
                 if isinstance(error, Forgotten):
-                    self._forgotten = error
+                    self._outcome = error
                 raise
-            self._over = True
             fault, self._fault = self._fault, None
             if fault is not None:
                 raise fault
-            if self._reply is None and not self._stopped:
+            if self._outcome is None and not self._stopped:
                 raise _broken_off()
             raise StopIteration
 
@@ -122,7 +117,6 @@ class RemoteStream(Iterator[str]):
                     for _ in self if is_ending else ():
                         pass
                 self._events.close()
-                self._over = True
 
     @property
     def reply(self) -> Reply:
@@ -130,13 +124,18 @@ class RemoteStream(Iterator[str]):
 
         Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
         """
-        if self._forgotten is not None:
-            raise self._forgotten
-        if self._reply is None:
+        if isinstance(self._outcome, Forgotten):
+            raise self._outcome
+        if self._outcome is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
             )
-        return self._reply
+        return self._outcome
+
+    @property
+    def _over(self) -> bool:
+        """Whether no event can come any more."""
+        return inspect.getgeneratorstate(self._events) == inspect.GEN_CLOSED
 
     def _ensure_started(self) -> v.StreamStarted:
         self.begin()
@@ -181,27 +180,21 @@ def _broken_off() -> Unreachable:
 
 def follow(transport: Transport, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
     """Return the finished job. Raises the error of a failed one."""
-    stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
     watch, stop = (do.FOLLOW_ANY, do.CANCEL_ANY) if job.user is None else (do.FOLLOW, do.CANCEL)
-    events = _changes(transport, job, watch, where)
     try:
-        for event in events:
-            if event is not None and event != job:
-                job = event
-                if job.stage and not job.over:
-                    progress(job.stage, job.progress)
-            if not job.over and not stopping and cancelled():
-                stopping = True
-                transport.call(stop, **where)
-    except Unreachable:  # The caller did not leave, so the job goes on.
-        raise
+        with closing(_changes(transport, job, watch, where)) as events:
+            for event in events:
+                if event is not None and event != job:
+                    job = event
+                    if job.stage and not job.over:
+                        progress(job.stage, job.progress)
+                if job.state == "running" and cancelled():
+                    job = transport.call(stop, **where)
     except BaseException:
         with suppress(PersonalPeftError):
             transport.call(stop, **where)
         raise
-    finally:
-        events.close()
     if job.error is not None:
         raise error_of(job.error)
     if not job.over:
@@ -220,8 +213,8 @@ def _changes(
     Poll every second if the server has no free stream. Follow it again where a connection breaks.
     """
     failures = 0
-    while not job.over:
-        try:
+    while True:
+        with suppress(Unreachable):
             try:
                 for event in transport.events(watch, **where):
                     job, failures = event or job, 0
@@ -230,9 +223,6 @@ def _changes(
                 job = transport.call(do.ANY_JOB if job.user is None else do.JOB, **where)
                 failures = 0
                 yield job
-        except Unreachable:
-            if failures == _RETRIES:
-                raise
         if job.over or failures == _RETRIES:
             return
         for _ in range(2**failures):

@@ -10,13 +10,14 @@ import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TypeAlias
 
 import httpx2
 
 from personalpeft.archive import new_file
 from personalpeft.errors import Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft.formatting import to_json
+from personalpeft.types import Json
 from personalpeft_app.http.api_v1.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.api_v1.schemas import ErrorDetails, ErrorResponse
 from personalpeft_app.http.api_v1.serialization import ERROR_KINDS, from_json
@@ -29,6 +30,8 @@ class NotAllowed(PersonalPeftError, PermissionError):
 class Unreachable(PersonalPeftError, ConnectionError):
     """No server answers at the address, or the connection broke off."""
 
+
+Arguments: TypeAlias = Mapping[str, Any] | None
 
 _EXPORTED = "X-Personalpeft-Exported"
 # Errors of the server itself, which the library does not know.
@@ -75,26 +78,32 @@ class Transport:
         )
 
     def call(
-        self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
+        self, operation: Operation, arguments: Arguments = None, data: bytes = b"", /, **path: str
     ) -> Any:
         """Return the answer, a value of the operation's type.
 
         Raises what the library would, ``NotAllowed`` and ``Unreachable``.
+
+        Args:
+            operation: The operation.
+            arguments: The fields of its body, or else of its query.
+            data: The file, if its body is one.
+            path: The values in its path.
         """
-        with self._answer(operation, body, query, path) as response:
-            data = response.read()
+        with self._answer(operation, arguments, path, data) as response:
+            answer = response.read()
         if operation.answer in (None, bytes):
-            return None if operation.answer is None else data
-        return _value(operation.response, _json(data))
+            return None if operation.answer is None else answer
+        return _read(operation.response, answer)
 
     def events(
-        self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
+        self, operation: Operation, arguments: Arguments = None, /, **path: str
     ) -> Generator[Any, None, None]:
         """Yield the values of a stream of events, and None for each sign of life.
 
         Raises as ``call``, and the error of an error event.
         """
-        with self._answer(operation, body, query, path) as response:
+        with self._answer(operation, arguments, path) as response:
             name = ""
             # httpx2's own reader of events skips the signs of life.
             for line in response.iter_lines():
@@ -102,7 +111,7 @@ class Transport:
                 if field == "event":
                     name = value
                 elif field == "data" and name in operation.events:
-                    event = _value(operation.events[name], _json(value))
+                    event = _read(operation.events[name], value)
                     if isinstance(event, ErrorResponse):
                         raise error_of(event.error)
                     yield event
@@ -110,35 +119,34 @@ class Transport:
                     yield None
 
     def download(
-        self, operation: Operation, query: Any, target: Path, /, **path: str
-    ) -> Mapping[str, Any]:
+        self, operation: Operation, arguments: Arguments, target: Path, /, **path: str
+    ) -> Json:
         """Write the file that the operation answers, and return the server's summary of it.
 
         Raises as ``call``, and ``InvalidInput`` if the target exists or cannot be written.
         """
-        with new_file(target) as file, self._answer(operation, None, query, path) as response:
-            about: Mapping[str, Any] = _json(response.headers.get(_EXPORTED, ""))
+        with new_file(target) as file, self._answer(operation, arguments, path) as response:
+            about: Json = _read(Json, response.headers.get(_EXPORTED, ""))
             for data in response.iter_bytes():
                 file.write(data)
             return about
 
     @contextmanager
     def _answer(
-        self, operation: Operation, body: Any, query: Any, path: Mapping[str, str]
+        self, operation: Operation, arguments: Arguments, path: Mapping[str, str], data: bytes = b""
     ) -> Generator[httpx2.Response, None, None]:
         # Checked here too: another text could lead to another route.
         names = {name: from_json(PARAMETERS[name][0], each, name) for name, each in path.items()}
-        asked = {} if query is None else to_json(query)
         try:
             with self._client.stream(
                 operation.method,
                 PREFIX + operation.path.format(**names),
-                params={name: value for name, value in asked.items() if value is not None},
-                **_content(operation, body),
+                **_content(operation, arguments, data),
             ) as response:
                 if response.status_code != operation.status:
-                    again = response.headers.get("Retry-After")
-                    _fail(response.status_code, response.read(), again)
+                    status, again = response.status_code, response.headers.get("Retry-After")
+                    refusal = _read(ErrorResponse, response.read(), status)
+                    raise error_of(refusal.error, status, again)
                 yield response
         except httpx2.RequestError as error:
             raise Unreachable(
@@ -147,36 +155,36 @@ class Transport:
             ) from error
 
 
-def _content(operation: Operation, body: Any) -> dict[str, Any]:
-    """Return the body of a request as arguments of httpx2."""
-    if body is None:
-        return {}
-    if operation.upload:
-        return {"content": body, "headers": {"Content-Type": PERSONAL}}
+def _content(operation: Operation, arguments: Arguments, data: bytes) -> dict[str, Any]:
+    """Return the query and the body of a request as arguments of httpx2."""
     try:
-        data = json.dumps(to_json(body), allow_nan=False)
+        given = to_json(arguments or {})
+        text = json.dumps(given, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             "The arguments must be data that JSON can hold.", hint="Give text, numbers and lists."
         ) from error
-    return {"content": data, "headers": {"Content-Type": "application/json"}}
+    if operation.body is not None:
+        return {"content": text, "headers": {"Content-Type": "application/json"}}
+    query = {"params": {name: value for name, value in given.items() if value is not None}}
+    upload = {"content": data, "headers": {"Content-Type": PERSONAL}} if operation.upload else {}
+    return query | upload
 
 
-def _value(kind: Any, found: Any) -> Any:
+def _read(kind: Any, data: str | bytes, status: int = 200) -> Any:
+    """Return the value of a type from JSON. Raises ``Unreachable``."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise Unreachable(
+            f"Another program answers at this address, with status {status}.",
+            hint="Check the address.",
+        ) from error
     try:
         return from_json(kind, found, "The answer")
     except InvalidInput as error:
         raise Unreachable(
             f"The server's answer is invalid: {error}", hint="Update the server or this client."
-        ) from error
-
-
-def _json(data: str | bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise Unreachable(
-            "Another program answers at this address.", hint="Check the address."
         ) from error
 
 
@@ -187,14 +195,3 @@ def error_of(details: ErrorDetails, status: int = 0, again: str | None = None) -
         after = float(again) if again and again.isdecimal() else None
         return kind(details.message, hint=details.hint, retry_after=after)
     return kind(details.message, hint=details.hint)
-
-
-def _fail(status: int, data: bytes, again: str | None) -> NoReturn:
-    try:
-        details = from_json(ErrorResponse, json.loads(data)).error
-    except ValueError as error:
-        raise Unreachable(
-            f"Another program answers at this address, with status {status}.",
-            hint="Check the address.",
-        ) from error
-    raise error_of(details, status, again)

@@ -75,7 +75,6 @@ class _Message(Part):
 
 class _Tool(FlatTool):
     type: Literal["custom"] = "custom"
-    input_schema: dict[str, Any] = Field(default_factory=dict)
 
 
 class _Choice(Part):
@@ -113,7 +112,7 @@ class CountBody(Body):
         choice = self.tool_choice or _Choice(type="auto")
         return tools.tool_options(
             models,
-            [each.nested(each.input_schema) for each in self.tools],
+            [each.nested() for each in self.tools],
             choice.for_tools(),
             single=choice.disable_parallel_tool_use,
         )

@@ -50,12 +50,9 @@ _LOGGED_ONLY = (
 )
 # Names of OpenAI and Anthropic for statuses.
 _OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
+_ANTHROPIC = _OPENAI | {
     404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -67,13 +64,13 @@ _NO_ROUTE = {
 
 
 class InvalidParameter(HTTPException):
-    """A parameter of a request is invalid or unsupported; ``param`` names it."""
+    """A parameter of a request is invalid or unsupported; ``param`` names it, or is empty."""
 
     code = 400
 
-    def __init__(self, description: str, param: str | None = None) -> None:
-        super().__init__(description)
-        self.param = param
+    def __init__(self, param: str, problem: str) -> None:
+        super().__init__(f"{param or 'The body'} {problem}.")
+        self.param = param or None
 
 
 class UnknownModel(HTTPException):
@@ -161,8 +158,7 @@ def describe_error(
         return status, ErrorDetails(kind.__name__, summary, "The server's log has the details.")
     message, hint = error.message, error.hint
     for folder in map(str, folders):
-        message = message.replace(folder, "of this server")
-        hint = hint.replace(folder, "of this server")
+        message, hint = (each.replace(folder, "of this server") for each in (message, hint))
     return status, ErrorDetails(kind.__name__, message, hint)
 
 

@@ -97,22 +97,14 @@ class Generation:
                 try:
                     stream.begin()
                 except QueueFull as error:
-                    raise self._explain(error) from error
+                    if error.limit is None or len(prompts) <= error.limit:
+                        raise
+                    # The engine counts one reply at a time. So many can never wait.
+                    raise QueueFull(
+                        f"{len(prompts)} replies are asked for at once, and {error.limit} may wait.",
+                        hint="Ask for fewer at once.",
+                    ) from error
             undo.pop_all()
-
-    def _explain(self, error: QueueFull) -> QueueFull:
-        """Return an error without a time to try again where the replies are too many at any time.
-
-        The engine counts one reply at a time.
-        """
-        count = len(self.streams)
-        if error.limit is None or count <= error.limit:
-            return error
-        return QueueFull(
-            f"{count} replies are asked for at once, and {error.limit} may wait.",
-            hint="Ask for fewer at once.",
-            limit=error.limit,
-        )
 
     def readers(self) -> Iterator[ReplyReader]:
         """Yield the reader of each reply, which waits for its first piece."""

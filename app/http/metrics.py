@@ -68,10 +68,9 @@ class _Serving(Collector):
         for name, meaning in HTTP_GAUGES.items():
             yield GaugeMetricFamily(PREFIX + name, meaning, values[name])
         now = self._runtime.engine().metrics()
-        for name, meaning in COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name.removesuffix("_total"), meaning, now[name])
-        for name, meaning in GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, meaning, now[name])
+        for family, meanings in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+            for name, meaning in meanings.items():
+                yield family(PREFIX + name.removesuffix("_total"), meaning, now[name])
         for name, meaning in HISTOGRAMS.items():
             found = now.histograms[name]
             below, buckets = 0, []

@@ -6,10 +6,11 @@ learn whether that user exists.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from personalpeft import Runtime, User
@@ -18,8 +19,6 @@ from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.error_responses import InvalidParameter, UnknownModel
 from personalpeft_app.http.security import caller
-
-_LONGEST = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Models:
 
     def resolve(self, name: str) -> Model:
         """Return the model of a name. Raises ``UnknownModel``."""
-        whose, _, revision = name[:_LONGEST].partition("@")
+        whose, _, revision = name.partition("@")
         base = self.base.card.name
         if name == base:
             if self._default_user is None:
@@ -58,8 +57,9 @@ class Models:
         known = [each.id for each in user.revisions() if revision and each.id.startswith(revision)]
         found = [revision] if revision in known else known
         if len(found) != 1:
-            count = "more than one revision" if found else "no revision"
-            raise UnknownModel(f"{user.id} has {count} of that name. GET /v1/models lists them.")
+            raise UnknownModel(
+                f"{user.id} has {len(found)} revisions of that name. GET /v1/models lists them."
+            )
         return Model(name, user, {"revision": found[0]})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
@@ -74,13 +74,11 @@ class Models:
 
     def created_at(self, model: Model) -> int:
         """Return the Unix time at which a model was created, 0 for the base."""
-        revision = model.options.get("revision")
-        if revision is not None:
-            at = next(each.at for each in model.user.revisions() if each.id == revision)
-        elif model.name == self.base.card.name:
+        if model.name == self.base.card.name:
             return 0
-        else:
-            at = model.user.summary().since
+        at = model.user.summary().since
+        if revision := model.options.get("revision"):
+            at = next(each.at for each in model.user.revisions() if each.id == revision)
         return int(at.timestamp())
 
     @property
@@ -100,54 +98,51 @@ class Models:
                 return self._runtime.user(name, create=name == self._default_user)
         except (InvalidId, NotFound):
             pass
-        raise UnknownModel(_unknown(name))
+        named = f"The model {name}" if USER_ID.fullmatch(name) else "The model of this name"
+        raise UnknownModel(
+            f"{named} is unknown. GET /v1/models lists the models. If it is to be a new user, first"
+            " run: personalpeft api-key make --user NAME"
+        )
 
     def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         """Yield the names after ``after``, reading ``batch`` users at a time."""
-        shared = (self.base.card.name, self._runtime.embedder)
+        shared = {self.base.card.name: 0, self._runtime.embedder: 0}
         own = caller().user
         if own is not None:
-            # The base hides a user of its name.
-            first = shared if own in shared else (own, *shared)
-            revisions = _of_revisions(self._runtime.user(own))
-            yield from _following([*((name, 0) for name in first), *revisions], after)
+            names = [*({own: 0} | shared).items(), *_of_revisions(self._runtime.user(own))]
+            yield from _following(names, after)
             return
         user = None
         if after is None or after in shared:
-            yield from _following([(name, 0) for name in shared], after)
+            yield from _following([*shared.items()], after)
         else:
             user = after.partition("@")[0]
-            yield from _following(self._names_of(user), after)
-        for name, since in self._users_after(user, batch):
+            yield from _following(self._names_of(user, 0), after)
+        for id_, since in self._users_after(user, batch):
             # The base hides a user of its name.
-            if name not in shared:
-                yield name, since
+            yield from (each for each in self._names_of(id_, since) if each[0] not in shared)
 
-    def _names_of(self, user: str) -> list[tuple[str, int]]:
+    def _names_of(self, user: str, since: int) -> list[tuple[str, int]]:
         """Return the names of a user who may be unknown; none for an invalid id."""
         try:
-            return [(user, 0), *_of_revisions(self._runtime.user(user, create=False))]
+            return [(user, since), *_of_revisions(self._runtime.user(user, create=False))]
         except InvalidId:
             return []
         except NotFound:
-            return [(user, 0)]
+            return [(user, since)]
 
     def _users_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
-        """Yield the users after ``after`` by id, each before their revisions."""
+        """Yield the users after ``after`` by id, and when they were created."""
         # The first request creates the owner; until then only the name exists.
-        owner = self._owner if after is None or (self._owner or "") > after else None
+        owner = [(self._owner, 0)] if self._owner and (after or "") < self._owner else []
+        everyone = heapq.merge(self._stored_after(after, batch), owner, key=itemgetter(0))
+        for _, same in groupby(everyone, key=itemgetter(0)):
+            yield next(same)
+
+    def _stored_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
         while users := self._runtime.users(after=after, limit=batch):
-            for each in users:
-                if owner is not None and each.id > owner:
-                    yield owner, 0
-                owner = None if owner is not None and each.id >= owner else owner
-                with suppress(NotFound):  # The user was forgotten after the page was read.
-                    revisions = [*_of_revisions(self._runtime.user(each.id, create=False))]
-                    yield each.id, int(each.since.timestamp())
-                    yield from revisions
+            yield from ((each.id, int(each.since.timestamp())) for each in users)
             after = users[-1].id
-        if owner is not None:
-            yield owner, 0
 
 
 def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
@@ -160,15 +155,5 @@ def _following(names: list[tuple[str, int]], after: str | None) -> list[tuple[st
         return names
     known = [name for name, _ in names]
     if after not in known:
-        raise InvalidParameter(
-            "after must be the name of a model. Start with the first page.", "after"
-        )
+        raise InvalidParameter("after", "must be the name of a model of the page before")
     return names[known.index(after) + 1 :]
-
-
-def _unknown(name: str) -> str:
-    if USER_ID.fullmatch(name):
-        hint = f"If {name} is to be a new user, first run: personalpeft api-key make --user {name}"
-        return f"The model {name} is unknown. GET /v1/models lists the models. {hint}"
-    near = f" Did you mean {name.lower()}?" if USER_ID.fullmatch(name.lower()) else ""
-    return f"The model of this name is unknown.{near} GET /v1/models lists the models."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from itertools import accumulate
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Le, Len
 from flask import Blueprint, Response
@@ -62,7 +63,11 @@ class _StreamOptions(Body):
 
 
 class _Body(OpenAIBody):
-    """What a chat and a completion have in common."""
+    """What a chat and a completion have in common. Their classes have the format of the answers."""
+
+    kind: ClassVar[str]
+    event_kind: ClassVar[str]
+    opening: ClassVar[Sequence[dict[str, Any]]] = ()
 
     seed: Seed | None = None
     stop: StopTexts = Field(default_factory=list)
@@ -73,13 +78,91 @@ class _Body(OpenAIBody):
     presence_penalty: Annotated[Any, *only(0)] = 0
     logit_bias: Annotated[Any, *only({})] = None
 
-    def includes_usage(self) -> bool:
-        """Return whether a stream ends with its usage. Raises ``InvalidParameter``."""
-        if self.stream_options is None:
-            return False
-        if not self.stream:
-            raise InvalidParameter("stream_options goes with stream.", "stream_options")
-        return self.stream_options.include_usage
+    def whole(self, reader: ReplyReader) -> dict[str, Any]:
+        """Return what a whole choice has of a reply."""
+        raise NotImplementedError
+
+    def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
+        """Return what an event has of a part; ``number`` counts the calls."""
+        raise NotImplementedError
+
+    def token_logprobs(self, offset: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return log-probs; ``offset`` counts the characters before them."""
+        raise NotImplementedError
+
+    def answer(
+        self, models: Models, prompts: Sequence[Any], how: dict[str, Any], options: ToolOptions
+    ) -> Response:
+        if self.n * len(prompts) > MAX_REPLIES:
+            raise InvalidParameter("n", f"must lead to at most {MAX_REPLIES} replies")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options", "goes with stream")
+        model = models.resolve(self.model)
+        prompts = [prompt for prompt in prompts for _ in range(self.n)]
+        batch = Generation(model, prompts, how, options)
+        head = {
+            "id": batch.turn_id,
+            "created": int(time.time()),
+            "model": model.name,
+            "object": self.event_kind if self.stream else self.kind,
+        }
+        if self.stream:
+            events = self._events(batch, head, how["logprobs"])
+            return batch.stream(events, generation.format_event)
+        readers = batch.read()
+        replies = [reader.reply for reader in readers]
+        choices = [
+            {
+                "index": number,
+                **self.whole(reader),
+                "logprobs": self.token_logprobs(0, reader.reply.logprobs)
+                if how["logprobs"]
+                else None,
+                "finish_reason": _finish(reader),
+            }
+            for number, reader in enumerate(readers)
+        ]
+        turns = [reply.turn_id for reply in replies]
+        return batch.response(
+            {
+                **head,
+                "choices": choices,
+                "usage": _usage(replies),
+                "personalpeft": {**batch.metadata(replies[0]), "turns": turns},
+            }
+        )
+
+    def _events(self, batch: Generation, head: dict[str, Any], logprobs: bool) -> Iterator[str]:
+        usage = self.stream_options is not None and self.stream_options.include_usage
+
+        def chunk(
+            number: int, choice: dict[str, Any], finish: str | None = None, **more: Any
+        ) -> str:
+            made = {
+                **head,
+                "choices": [{"index": number, **choice, "finish_reason": finish}],
+                **more,
+            }
+            return generation.format_event({**made, "usage": None} if usage else made)
+
+        def delta(reader: ReplyReader, part: ReplyPart) -> dict[str, Any]:
+            made = self.delta(part, len(reader.calls) - 1)
+            if logprobs:
+                made["logprobs"] = self.token_logprobs(reader.letters, reader.take_logprobs())
+            return made
+
+        replies = []
+        for number, reader in enumerate(batch.readers()):
+            for opening in self.opening:
+                yield chunk(number, opening)
+            for part in reader:
+                yield chunk(number, delta(reader, part))
+            replies.append(reader.reply)
+            about = batch.metadata(reader.reply)
+            yield chunk(number, delta(reader, ""), _finish(reader), personalpeft=about)
+        if usage:
+            yield generation.format_event({**head, "choices": [], "usage": _usage(replies)})
+        yield generation.format_event("[DONE]")
 
 
 class _Message(Part):
@@ -112,6 +195,10 @@ class _Message(Part):
 class ChatBody(_Body):
     """The body of ``/v1/chat/completions``."""
 
+    kind = "chat.completion"
+    event_kind = "chat.completion.chunk"
+    opening = ({"delta": {"role": "assistant", "content": ""}},)
+
     messages: Annotated[list[_Message], Len(1, MAX_MESSAGES)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool = False
@@ -128,58 +215,6 @@ class ChatBody(_Body):
     # The former name of tools.
     functions: Annotated[Any, *only([])] = None
 
-
-class CompletionBody(_Body):
-    """The body of ``/v1/completions``."""
-
-    prompt: LongText | Annotated[list[LongText], Len(1, MAX_REPLIES)]
-    logprobs: TopLogprobs | None = None
-    echo: Annotated[Any, *only(False)] = False
-    best_of: Annotated[Any, *only(1)] = 1
-    suffix: Annotated[Any, *only("")] = ""
-
-
-def blueprint(models: Models) -> Blueprint:
-    routes = Blueprint("openai_chat", __name__)
-
-    @routes.post("/v1/chat/completions")
-    def chat() -> Response:
-        body = validation.read_body(ChatBody)
-        if body.top_logprobs and not body.logprobs:
-            raise InvalidParameter("top_logprobs goes with logprobs.", "top_logprobs")
-        prompt = tools.check_calls(models, [each.for_library() for each in body.messages])
-        options = tools.tool_options(
-            models,
-            body.tools,
-            tools.openai_choice(body.tool_choice),
-            single=not body.parallel_tool_calls,
-        )
-        how = body.sampling(
-            body.max_completion_tokens or body.max_tokens, stop=body.stop, seed=body.seed
-        )
-        how |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
-        how |= {"truncation": body.truncation}
-        return _answer(models, body, [prompt], how, options, _Chat())
-
-    @routes.post("/v1/completions")
-    def completion() -> Response:
-        body = validation.read_body(CompletionBody)
-        how = body.sampling(body.max_tokens or _COMPLETION_TOKENS, stop=body.stop, seed=body.seed)
-        how |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return _answer(
-            models, body, prompts, {**how, "template": False}, ToolOptions(), _Completion()
-        )
-
-    return routes
-
-
-class _Chat:
-    """The format of a chat."""
-
-    kind, piece = "chat.completion", "chat.completion.chunk"
-    opening = ({"delta": {"role": "assistant", "content": ""}},)
-
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
         text = "".join(reader.texts)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -193,15 +228,20 @@ class _Chat:
             return {"delta": {"tool_calls": [{"index": number, **tools.openai_call(part)}]}}
         return {"delta": {"content": part} if part else {}}
 
-    def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def token_logprobs(self, offset: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"content": format_logprobs(tokens), "refusal": None}
 
 
-class _Completion:
-    """The format of a completion."""
+class CompletionBody(_Body):
+    """The body of ``/v1/completions``."""
 
-    kind, piece = "text_completion", "text_completion"
-    opening = ()
+    kind = event_kind = "text_completion"
+
+    prompt: LongText | Annotated[list[LongText], Len(1, MAX_REPLIES)]
+    logprobs: TopLogprobs | None = None
+    echo: Annotated[Any, *only(False)] = False
+    best_of: Annotated[Any, *only(1)] = 1
+    suffix: Annotated[Any, *only("")] = ""
 
     def whole(self, reader: ReplyReader) -> dict[str, Any]:
         return {"text": "".join(reader.texts)}
@@ -209,103 +249,49 @@ class _Completion:
     def delta(self, part: ReplyPart, number: int) -> dict[str, Any]:
         return {"text": part}
 
-    def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
+    def token_logprobs(self, offset: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        likely = [{each.text: each.logprob for each in reversed(token.top)} for token in tokens]
+        lengths = (len(token.text) for token in tokens)
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             # Two tokens can have one text: the likelier one stays.
-            "top_logprobs": [
-                {other.text: other.logprob for other in reversed(each.top)} for each in tokens
-            ]
-            if any(each.top for each in tokens)
-            else None,
-            "text_offset": offsets,
+            "top_logprobs": likely if any(likely) else None,
+            "text_offset": list(accumulate(lengths, initial=offset))[:-1],
         }
 
 
-def _answer(
-    models: Models,
-    body: _Body,
-    prompts: Sequence[Any],
-    how: dict[str, Any],
-    tool_options: ToolOptions,
-    form: _Chat | _Completion,
-) -> Response:
-    if body.n * len(prompts) > MAX_REPLIES:
-        raise InvalidParameter(f"n: at most {MAX_REPLIES} replies are generated at once.", "n")
-    usage = body.includes_usage()
-    model = models.resolve(body.model)
-    prompts = [prompt for prompt in prompts for _ in range(body.n)]
-    batch = Generation(model, prompts, how, tool_options)
-    head = {
-        "id": batch.turn_id,
-        "created": int(time.time()),
-        "model": model.name,
-    }
-    if body.stream:
-        events = _events(batch, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return batch.stream(events, generation.format_event)
-    readers = batch.read()
-    replies = [reader.reply for reader in readers]
-    turns = [reply.turn_id for reply in replies]
-    choices = [
-        {
-            "index": number,
-            **form.whole(reader),
-            "logprobs": form.logprobs(reader.reply.logprobs, 0) if how["logprobs"] else None,
-            "finish_reason": _finish(reader),
-        }
-        for number, reader in enumerate(readers)
-    ]
-    return batch.response(
-        {
-            **head,
-            "object": form.kind,
-            "choices": choices,
-            "usage": _usage(replies),
-            "personalpeft": {**batch.metadata(replies[0]), "turns": turns},
-        }
-    )
+def blueprint(models: Models) -> Blueprint:
+    routes = Blueprint("openai_chat", __name__)
 
-
-def _events(
-    batch: Generation, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
-) -> Iterator[str]:
-    def chunk(number: int, choice: dict[str, Any], finish: str | None = None, **more: Any) -> str:
-        made = {**head, "choices": [{"index": number, **choice, "finish_reason": finish}], **more}
-        return generation.format_event({**made, "usage": None} if usage else made)
-
-    replies = []
-    for number, reader in enumerate(batch.readers()):
-        for opening in form.opening:
-            yield chunk(number, opening)
-        for part in reader:
-            yield chunk(number, _delta(form, reader, part, logprobs))
-        replies.append(reader.reply)
-        yield chunk(
-            number,
-            _delta(form, reader, "", logprobs),
-            _finish(reader),
-            personalpeft=batch.metadata(reader.reply),
+    @routes.post("/v1/chat/completions")
+    def chat() -> Response:
+        body = validation.read_body(ChatBody)
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidParameter("top_logprobs", "goes with logprobs")
+        prompt = tools.check_calls(models, [each.for_library() for each in body.messages])
+        options = tools.tool_options(
+            models,
+            body.tools,
+            tools.openai_choice(body.tool_choice),
+            single=not body.parallel_tool_calls,
         )
-    if usage:
-        yield generation.format_event({**head, "choices": [], "usage": _usage(replies)})
-    yield generation.format_event("[DONE]")
+        how = body.sampling(
+            body.max_completion_tokens or body.max_tokens, stop=body.stop, seed=body.seed
+        )
+        how |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+        how |= {"truncation": body.truncation}
+        return body.answer(models, [prompt], how, options)
 
+    @routes.post("/v1/completions")
+    def completion() -> Response:
+        body = validation.read_body(CompletionBody)
+        how = body.sampling(body.max_tokens or _COMPLETION_TOKENS, stop=body.stop, seed=body.seed)
+        how |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        return body.answer(models, prompts, {**how, "template": False}, ToolOptions())
 
-def _delta(
-    form: _Chat | _Completion, reader: ReplyReader, part: ReplyPart, logprobs: bool
-) -> dict[str, Any]:
-    """Return the part that was read last, with the log-probs of the tokens since the one before."""
-    delta = form.delta(part, len(reader.calls) - 1)
-    if not logprobs:
-        return delta
-    offset = reader.letters
-    return {**delta, "logprobs": form.logprobs(reader.take_logprobs(), offset)}
+    return routes
 
 
 def format_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from personalpeft_app.http.generation import (
 )
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.openai_chat import OpenAIBody, TopLogprobs, format_logprobs
-from personalpeft_app.http.tools import ChoiceWord, FlatNamedTool, FlatTool, ToolOptions
+from personalpeft_app.http.tools import ChoiceWord, FlatTool, NamedTool, ToolOptions
 from personalpeft_app.http.validation import Ignored, Part, only
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -76,7 +76,6 @@ _Item: TypeAlias = Annotated[
 
 class _Tool(FlatTool):
     type: Literal["function"] = "function"
-    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class ResponseBody(OpenAIBody):
@@ -86,7 +85,7 @@ class ResponseBody(OpenAIBody):
     instructions: str = ""
     max_output_tokens: Tokens | None = None
     tools: list[_Tool] = Field(default_factory=list)
-    tool_choice: ChoiceWord | FlatNamedTool = "auto"
+    tool_choice: ChoiceWord | NamedTool = "auto"
     parallel_tool_calls: bool = True
     include: Annotated[list[Literal["message.output_text.logprobs"]], Len(0, 1)] = Field(
         default_factory=list
@@ -118,9 +117,9 @@ class ResponseBody(OpenAIBody):
         """Return the options of log-probs. Raises ``InvalidParameter``."""
         if self.include and options.tools:
             # Which of the tokens are text and which are calls shows only when the reply is read.
-            raise InvalidParameter("include: log-probs are not available with tools.", "include")
+            raise InvalidParameter("include", "must be empty with tools: they have no log-probs")
         if self.top_logprobs and not self.include:
-            raise InvalidParameter(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
+            raise InvalidParameter("top_logprobs", f"goes with include {_LOGPROBS}")
         return {"logprobs": bool(self.include), "top_logprobs": self.top_logprobs}
 
 
@@ -134,7 +133,7 @@ def blueprint(models: Models) -> Blueprint:
         prompt = tools.check_calls(models, body.messages(), "input")
         options = tools.tool_options(
             models,
-            [each.nested(each.parameters) for each in body.tools],
+            [each.nested() for each in body.tools],
             tools.openai_choice(body.tool_choice),
             single=not body.parallel_tool_calls,
         )

@@ -75,12 +75,10 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 def _paging() -> tuple[str | None, int]:
     """Return the name before a page and its length, for either client."""
     if "before_id" in request.args:
-        raise InvalidParameter(
-            "before_id is not supported; pages go forward, by after.", "before_id"
-        )
+        raise InvalidParameter("before_id", "is not supported: pages go forward, by after")
     limit = request.args.get("limit", str(_PAGE))
     if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= _LONGEST_PAGE:
-        raise InvalidParameter(f"limit must be a whole number from 1 to {_LONGEST_PAGE}.", "limit")
+        raise InvalidParameter("limit", f"must be a whole number from 1 to {_LONGEST_PAGE}")
     return request.args.get("after", request.args.get("after_id")), int(limit)
 
 

@@ -35,9 +35,7 @@ from personalpeft_app.http import validation
 View = TypeVar("View", bound=Callable[..., Any])
 
 NO_API_KEY = "A valid API key is needed: Authorization: Bearer <key>, or X-Api-Key: <key>."
-_PUBLIC, _WORKERS = "public", "for_workers"
 _METHODS = "GET, POST, PUT, PATCH, DELETE"
-_FILES, _LARGE = "for_files", "for_large_bodies"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -69,13 +67,13 @@ def _marking(mark: str) -> Callable[[View], View]:
     return set_mark
 
 
-public = _marking(_PUBLIC)
+public = _marking("public")
 """Mark a view that needs no API key: its answer holds nothing of a user."""
-allow_workers = _marking(_WORKERS)
+allow_workers = _marking("for_workers")
 """Mark a view that is open to a worker's API key."""
-for_files = _marking(_FILES)
+for_files = _marking("for_files")
 """Mark a view whose body is a file of the user in its path, or of an admin."""
-for_large_bodies = _marking(_LARGE)
+for_large_bodies = _marking("for_large_bodies")
 """Mark a view whose body may be as large as a file, from any valid API key."""
 
 
@@ -86,7 +84,7 @@ def plugin_host() -> HttpHost:
 
 def is_open() -> bool:
     """Return whether this request needs no API key."""
-    return _is_marked(_PUBLIC)
+    return _is_marked("public")
 
 
 def install_auth(
@@ -132,7 +130,7 @@ def install_auth(
             raise Unauthorized(NO_API_KEY)
         g.caller = found
         # Before any view, so a view that forgets its checks is closed to workers too.
-        if found.worker and not _is_marked(_WORKERS):
+        if found.worker and not _is_marked("for_workers"):
             raise Forbidden("A worker's API key only fetches live stacks.")
         return None
 
@@ -158,12 +156,12 @@ def check_body() -> int:
     A chunked body has no size, so it counts as ``validation.LARGEST``. Raises ``Forbidden`` and
     ``RequestEntityTooLarge``.
     """
-    most = validation.LARGEST
-    if _is_marked(_FILES):
+    is_file = _is_marked("for_files")
+    if is_file:
         user = (request.view_args or {}).get("user")
         require_admin() if user is None else require_user(user)
-    if _is_marked(_FILES) or _is_marked(_LARGE):
-        most = validation.LARGEST_FILE
+    is_large = is_file or _is_marked("for_large_bodies")
+    most = validation.LARGEST_FILE if is_large else validation.LARGEST
     size = request.content_length
     if size is None:
         size = validation.LARGEST if request.environ.get("wsgi.input_terminated") else 0

@@ -133,7 +133,7 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
     def end(response: Response) -> Response:
         # The rule, not the path: user ids and queries are private.
         method, rule = request.method, request.url_rule or "no route"
-        begun, held = g.get("begun"), g.get("held", ExitStack())
+        begun, held = g.get("begun", time.monotonic()), g.get("held", ExitStack())
         close = response.close
 
         def close_and_release() -> None:
@@ -141,8 +141,8 @@ def _admit(app: Flask, limiter: ConcurrencyLimiter) -> None:
                 close()
             finally:
                 held.close()
-                took = 0.0 if begun is None else time.monotonic() - begun
-                access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
+                took = 1000 * (time.monotonic() - begun)
+                access.info("%s %s %d %.0f ms", method, rule, response.status_code, took)
 
         # At the last byte: a stream counts until its end, also where a plugin's close fails.
         response.close = close_and_release  # type: ignore[method-assign]  # no hook is that late

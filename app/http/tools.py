@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from pydantic import AliasChoices, AliasPath, Field
 
 from personalpeft import Reply, ServingFailed
 from personalpeft.base_models.tool_calls import ReplyPart, call_end, call_reader
@@ -27,22 +30,11 @@ Choice: TypeAlias = bool | str | None
 ChoiceWord: TypeAlias = Literal["auto", "none", "required"]
 
 
-class _Function(Part):
-    name: str
-
-
 class NamedTool(Part):
-    """The tool that must be called, in the format of OpenAI's chats."""
+    """The tool that must be called, in the format of OpenAI's chats or its responses."""
 
     type: Literal["function"]
-    function: _Function
-
-
-class FlatNamedTool(Part):
-    """The same in the format of OpenAI's responses."""
-
-    type: Literal["function"]
-    name: str
+    name: str = Field(validation_alias=AliasChoices("name", AliasPath("function", "name")))
 
 
 class FlatTool(Part):
@@ -51,12 +43,15 @@ class FlatTool(Part):
     name: str
     description: str = ""
     strict: bool | None = None
+    parameters: dict[str, Any] = Field(
+        default_factory=dict, validation_alias=AliasChoices("parameters", "input_schema")
+    )
 
-    def nested(self, parameters: Json) -> Tool:
+    def nested(self) -> Tool:
         """Return the tool in the format of OpenAI's chats."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         strict = {} if self.strict is None else {"strict": self.strict}
-        function = {"name": self.name, "description": self.description, **strict}
-        return {"type": "function", "function": {**function, "parameters": parameters}}
+        return {"type": "function", "function": {**about, **strict}}
 
 
 class RequiredCallMissing(ServingFailed):
@@ -131,41 +126,29 @@ class ToolOptions:
 def tool_options(
     models: Models, tools: Sequence[Tool], choice: Choice, *, single: bool
 ) -> ToolOptions:
-    """Return the tools of a request, in the format of OpenAI's chats.
+    """Return the tools of a request, in the format of OpenAI's chats, as options.
 
     Raises ``InvalidParameter``.
     """
-    if not tools:
-        if choice:
-            raise InvalidParameter("tool_choice: there are no tools to choose from.", "tool_choice")
+    if not tools and not choice:
         return ToolOptions()
-    if models.base.tool_format is ToolFormat.NONE:
-        raise InvalidParameter("tools: the chat template of this base has no tools.", "tools")
-    try:
+    with _checking(models, "tools"):
         checked = check_tools(tools)
-    except InvalidInput as error:
-        raise InvalidParameter(f"tools: {error}", "tools") from error
-    for number, tool in enumerate(checked):
-        if tool["function"].get("strict"):
-            place = f"tools[{number}].strict"
-            raise InvalidParameter(
-                f"{place}: arguments are not constrained to their schema.", place
-            )
+        if any(tool["function"].get("strict") for tool in checked):
+            raise InvalidInput("A tool is strict, and no schema is enforced.")
     if choice is None:
         return ToolOptions()
-    if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in checked):
-        raise InvalidParameter("tool_choice names none of the tools.", "tool_choice")
+    names = [tool["function"]["name"] for tool in checked]
+    if choice and not (names if choice is True else choice in names):
+        raise InvalidParameter("tool_choice", "must name one of the tools")
     base = models.base
     return ToolOptions(checked, choice, single, base.card.sampling.stop, base.tool_format)
 
 
-def openai_choice(choice: ChoiceWord | NamedTool | FlatNamedTool) -> Choice:
+def openai_choice(choice: ChoiceWord | NamedTool) -> Choice:
     """Return OpenAI's ``tool_choice`` for ``tool_options``."""
-    match choice:
-        case NamedTool():
-            return choice.function.name
-        case FlatNamedTool():
-            return choice.name
+    if isinstance(choice, NamedTool):
+        return choice.name
     words: Mapping[ChoiceWord, Choice] = {"auto": False, "none": None, "required": True}
     return words[choice]
 
@@ -176,13 +159,20 @@ def check_calls(
     """Return the messages if their tool calls are valid. Raises ``InvalidParameter``."""
     about = {"tool_calls", "tool_call_id"}
     if any(message["role"] == "tool" or about & message.keys() for message in messages):
-        if models.base.tool_format is ToolFormat.NONE:
-            raise InvalidParameter(f"{where}: the chat template of this base has no tools.", where)
-        try:
+        with _checking(models, where):
             check_prompt(messages)
-        except InvalidInput as error:
-            raise InvalidParameter(f"{where}: {error}", where) from error
     return messages
+
+
+@contextmanager
+def _checking(models: Models, param: str) -> Iterator[None]:
+    """Raise ``InvalidParameter`` for a base without tools, and for ``InvalidInput`` inside."""
+    if models.base.tool_format is ToolFormat.NONE:
+        raise InvalidParameter(param, "needs a base whose chat template has tools")
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidParameter(param, f"is invalid: {error}".removesuffix(".")) from error
 
 
 def openai_call(call: ToolCall) -> dict[str, Any]:

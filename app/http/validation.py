@@ -87,13 +87,9 @@ def parse(kind: type[B], given: Mapping[str, Any]) -> B:
         return kind.model_validate_json(json.dumps(given))
     except ValidationError as error:
         path, details = locate_error(error, given)
-        place = format_path(path)
-        if details["type"] == "extra_forbidden":
-            raise InvalidParameter(f"The parameter {place} is not supported.", place) from None
-        problem = format_problem(details)
-        raise InvalidParameter(f"{place or 'The body'} {problem}.", place or None) from None
+        raise InvalidParameter(format_path(path), format_problem(details)) from None
     except RecursionError:
-        raise InvalidParameter("The body is nested too deeply.") from None
+        raise InvalidParameter("", "is nested too deeply") from None
 
 
 def read_body(kind: type[B]) -> B:

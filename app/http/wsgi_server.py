@@ -70,7 +70,6 @@ class Server:
 
     def __init__(self, app: Flask, limiter: ConcurrencyLimiter, *, host: str, port: int) -> None:
         self._limiter = limiter
-        self._stop = threading.Event()
         try:
             self._server = _Server(app, _address(host, port), port, limiter.count + _SPARE)
         except OSError as error:
@@ -87,7 +86,6 @@ class Server:
     def stop(self) -> None:
         """Refuse new requests, and end ``run`` once the running ones are answered."""
         self._limiter.stopping.set()
-        self._stop.set()
 
     def run(
         self,
@@ -106,7 +104,8 @@ class Server:
         serving.start()
         try:
             # Without waiting for the event: a signal may set it in this thread, so no lock is held.
-            while serving.is_alive() and not (self._stop.is_set() and self._server.ready):
+            stopping = self._limiter.stopping
+            while serving.is_alive() and not (stopping.is_set() and self._server.ready):
                 time.sleep(_LOOK)
             stop_jobs()
             self._wait_while(lambda: self._limiter.in_use, grace)
@@ -114,9 +113,9 @@ class Server:
             close()
             self._wait_while(lambda: self._limiter.in_use or self._server.answering, _LAST)
             self._server.disconnect()
-            stopping = threading.Thread(target=self._server.stop, daemon=True)
-            stopping.start()
-            stopping.join(_LAST)
+            ending = threading.Thread(target=self._server.stop, daemon=True)
+            ending.start()
+            ending.join(_LAST)
 
     def _wait_while(self, is_busy: Callable[[], object], timeout: float) -> None:
         end = time.monotonic() + timeout

@@ -169,7 +169,7 @@ def _one(operation: Operation) -> Iterator[str]:
     if rows:
         yield ""
     if operation.upload:
-        yield from (f"The body is {operation.file} ({PERSONAL}).", "")
+        yield from (f"The body is {operation.upload} ({PERSONAL}).", "")
     yield f"Answers {operation.status}: {_answer(operation)}. Errors: {', '.join(map(str, statuses(operation)))}."
 
 
@@ -179,7 +179,7 @@ def _answer(operation: Operation) -> str:
             f"`{name}` ({kind.__name__})" for name, kind in operation.events.items()
         )
     if operation.download:
-        return operation.file
+        return operation.download
     if operation.answer is bytes:
         return "the file"
     if operation.answer is None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
-from personalpeft import Runtime, file_system
+from personalpeft import Runtime, User, file_system
 from personalpeft.archive import ExportSummary
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
@@ -40,9 +41,6 @@ from personalpeft_app.http.api_v1.serialization import from_json, from_query
 from personalpeft_app.http.concurrency import stream_quota_of
 from personalpeft_app.http.error_responses import describe_error
 from personalpeft_app.http.generation import format_event, sse_response
-
-# Bytes of a file that are sent at once.
-_PIECE = 2**16
 
 
 class ApiV1:
@@ -85,8 +83,20 @@ class ApiV1:
             }
             query = _query(operation)
             with ExitStack() as stack:
-                body = stack.enter_context(_body(operation))
-                result = HANDLERS[operation.name](self._call(operation, checked, query, body))
+                body = _body(operation, stack)
+                call = RequestContext(
+                    self._runtime,
+                    self.jobs,
+                    self._ephemeral,
+                    self._job_streams,
+                    self._user(operation, path.get("user")),
+                    checked,
+                    query,
+                    body,
+                    # A test client has no connection to lose.
+                    request.environ.get("waitress.client_disconnected", not_cancelled),
+                )
+                result = HANDLERS[operation.name](call)
                 if operation.download:
                     response = _file(result)
                     # The file must exist until its last byte is sent.
@@ -108,24 +118,12 @@ class ApiV1:
             security.for_files(view)
         return security.allow_workers(view) if operation.workers else view
 
-    def _call(
-        self, operation: Operation, path: Mapping[str, str], query: Any, body: Any
-    ) -> RequestContext:
-        name = path.get("user")
+    def _user(self, operation: Operation, name: str | None) -> User | None:
+        if name is None:
+            return None
         # A user's own API key creates that user. A refusal would name other users.
-        creates = operation.makes_user or (name is not None and security.caller().user == name)
-        return RequestContext(
-            self._runtime,
-            self.jobs,
-            self._ephemeral,
-            self._job_streams,
-            None if name is None else self._runtime.user(name, create=creates),
-            path,
-            query,
-            body,
-            # A test client has no connection to lose.
-            request.environ.get("waitress.client_disconnected", not_cancelled),
-        )
+        creates = operation.makes_user or security.caller().user == name
+        return self._runtime.user(name, create=creates)
 
 
 def _events(operation: Operation, values: Generator[Any, None, None]) -> Generator[str, None, None]:
@@ -140,34 +138,29 @@ def _events(operation: Operation, values: Generator[Any, None, None]) -> Generat
 
 
 def _openapi() -> Response:
-    from importlib.metadata import version
-
-    return _json(document(version("personalpeft")), 200)
+    return _json(document(), 200)
 
 
-@contextmanager
-def _body(operation: Operation) -> Generator[Any, None, None]:
-    """Yield the body of this request: a value, a temporary file, or None without one.
+def _body(operation: Operation, stack: ExitStack) -> Any:
+    """Return the body of this request: a value, a temporary file, or None without one.
 
-    For a download it is a folder to write the file into.
+    For a download it is a folder to write the file into. The stack deletes files.
     """
     if operation.download:
-        with file_system.temporary_folder(2 * validation.LARGEST_FILE) as folder:
-            yield folder
-    elif operation.upload:
+        return stack.enter_context(file_system.temporary_folder(2 * validation.LARGEST_FILE))
+    if operation.upload:
         if request.mimetype != PERSONAL:
-            raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-        with file_system.temporary_folder(validation.LARGEST_FILE) as folder:
-            path = folder / "sent.personal"
-            with path.open("wb") as file:
-                shutil.copyfileobj(request.stream, file)
-            request.stream.close()
-            yield path
-    elif operation.body is not None:
-        is_given = operation.needs_body or request.get_data()
-        yield from_json(operation.body, validation.read_object() if is_given else {})
-    else:
-        yield None
+            raise UnsupportedMediaType(f"Send {operation.upload}, with Content-Type: {PERSONAL}.")
+        folder = stack.enter_context(file_system.temporary_folder(validation.LARGEST_FILE))
+        path = folder / "sent.personal"
+        with path.open("wb") as file:
+            shutil.copyfileobj(request.stream, file)
+        request.stream.close()
+        return path
+    if operation.body is None:
+        return None
+    is_given = operation.needs_body or request.get_data()
+    return from_json(operation.body, validation.read_object() if is_given else {})
 
 
 def _file(exported: ExportSummary | Path) -> Response:
@@ -180,10 +173,7 @@ def _file(exported: ExportSummary | Path) -> Response:
 
 
 def _immutable(data: bytes) -> Response:
-    # Cheroot copies the rest of a piece at each send, so a large file is not one piece.
-    pieces = (data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
-    response = Response(pieces, mimetype=PERSONAL)
-    response.content_length = len(data)
+    response = send_file(BytesIO(data), mimetype=PERSONAL, conditional=False)
     # The client may cache it, proxies may not: it is of one user.
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
     return response

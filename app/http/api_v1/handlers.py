@@ -73,11 +73,6 @@ def whoami(call: RequestContext) -> v.ApiKeyInfo:
     return v.ApiKeyInfo(caller().user, call.runtime.base().card.title)
 
 
-def users(call: RequestContext) -> v.Page[UserSummary]:
-    options = call.arguments
-    return _one_page(lambda limit: call.runtime.users(**{**options, "limit": limit}), call.query)
-
-
 def forget_user(call: RequestContext) -> ForgetUserReport:
     report = call.runtime.forget_user(call.user.id, **call.arguments)
     if not call.query.dry_run:
@@ -90,23 +85,22 @@ def chat(call: RequestContext) -> Reply:
 
 
 def stream(call: RequestContext) -> Iterator[v.StreamStarted | v.StreamText | v.StreamFinished]:
-    with call.ephemeral.stream(call.user.id) as (name, stop):
-        reply = call.user.stream(
+    with (
+        call.ephemeral.stream(call.user.id) as (name, stop),
+        call.user.stream(
             **call.arguments, cancelled=lambda: stop.is_set() or call.is_disconnected()
-        )
-        try:
-            # An error of the request itself is a response with a status, so it comes first. The
-            # name does not wait for the first piece: a queued reply can be stopped too.
-            reply.begin()
-            yield v.StreamStarted(name, reply.stack, reply.prompt_tokens)
-            sent = 0
-            for piece in reply:
-                logprobs = reply.logprobs[sent:]
-                sent += len(logprobs)
-                yield v.StreamText(piece, logprobs)
-            yield v.StreamFinished(reply.reply if stop.is_set() else check_whole(reply.reply))
-        finally:
-            reply.close()
+        ) as reply,
+    ):
+        # An error of the request itself is a response with a status, so it comes first. The name
+        # does not wait for the first piece: a queued reply can be stopped too.
+        reply.begin()
+        yield v.StreamStarted(name, reply.stack, reply.prompt_tokens)
+        sent = 0
+        for piece in reply:
+            logprobs = reply.logprobs[sent:]
+            sent += len(logprobs)
+            yield v.StreamText(piece, logprobs)
+        yield v.StreamFinished(reply.reply if stop.is_set() else check_whole(reply.reply))
 
 
 def stop(call: RequestContext) -> v.StreamStopped:
@@ -136,9 +130,8 @@ def _forget_here(call: RequestContext) -> None:
 def rebase(call: RequestContext) -> v.Job:
     # A name alone: the library would also read a card from a path.
     # The open base may have no card that is found by its name.
-    names = list(
-        dict.fromkeys(card.name for card in (call.runtime.base().card, *call.runtime.models()))
-    )
+    cards = (call.runtime.base().card, *call.runtime.models())
+    names = dict.fromkeys(card.name for card in cards)
     if call.body.to not in names:
         raise NotFound(
             f"There is no base called {call.body.to}.",
@@ -149,13 +142,13 @@ def rebase(call: RequestContext) -> v.Job:
 
 
 def bases(call: RequestContext) -> tuple[v.BaseInfo, ...]:
-    here, *others = call.runtime.available_bases()
-    infos = [v.BaseInfo(here.name, here.title, True)]
-    return (*infos, *(v.BaseInfo(card.name, card.title, False) for card in others))
+    cards = call.runtime.available_bases()
+    return tuple(v.BaseInfo(card.name, card.title, card is cards[0]) for card in cards)
 
 
 def jobs(call: RequestContext) -> v.Page[v.Job]:
-    return _page(call.jobs.of(call.owner), call.query, _id)
+    found = call.jobs.of(call.owner)
+    return _page(found, [each.id for each in found], call.query)
 
 
 def job(call: RequestContext) -> v.Job:
@@ -260,59 +253,51 @@ def _of_library(operation: Operation) -> Callable[[RequestContext], Any]:
 
 
 def _read_page(operation: Operation, read: Callable[..., Sequence[Any]], query: Any) -> v.Page[Any]:
-    if operation.name in ("conversations", "turns"):
-        return _one_page(lambda limit: read(limit, before=query.after), query)
-    found = read(**{name: value for name, value in query if name not in ("after", "limit")})
-    if operation.name in ("history", "reports"):
-        # These have no ids. The lists only grow, so a number is a name.
-        page = _page(tuple(enumerate(found, 1)), query, lambda each: str(each[0]))
-        return v.Page(tuple(value for _, value in page.items), page.next)
-    return _page(found, query, _KEYS.get(operation.name, _id))
+    options = {name: value for name, value in query if name not in ("after", "limit")}
+    if cursor := _CURSORS.get(operation.name):
+        # One more than the limit tells whether there is another page.
+        found = tuple(read(**options, **{cursor: query.after}, limit=query.limit + 1))
+        part = found[: query.limit]
+        return v.Page(part, part[-1].id if len(found) > len(part) else None)
+    found = tuple(read(**options))
+    match operation.name:
+        case "history" | "reports":
+            # These have no ids. The lists only grow, so a number is a name.
+            keys = [str(number) for number, _ in enumerate(found, 1)]
+        case "signal_statuses":
+            keys = [each.signal.id for each in found]
+        case "layers":
+            keys = [each.name for each in found]
+        case _:
+            keys = [each.id for each in found]
+    return _page(found, keys, query)
 
 
-def _id(value: Any) -> str:
-    return str(value.id)
-
-
-def _one_page(read: Callable[[int], Sequence[T]], query: Any) -> v.Page[T]:
-    """Return a page of what the library itself reads in pages. ``read`` takes the limit."""
-    # One more than the limit tells whether there is another page.
-    found = tuple(read(query.limit + 1))
-    part = found[: query.limit]
-    return v.Page(part, _id(part[-1]) if len(found) > len(part) else None)
-
-
-def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
+def _page(found: tuple[T, ...], keys: Sequence[str], query: Any) -> v.Page[T]:
     """Return the page of a whole list that follows the value with the key ``query.after``.
 
     Raises ``NotFound`` if that value is gone.
     """
     begin = 0
     if query.after is not None:
-        keys = [key(each) for each in found]
         if query.after not in keys:
             raise NotFound(
                 f"after must be the id of something in this list, got {query.after!a}.",
                 hint="Begin again with the first page.",
             )
         begin = keys.index(query.after) + 1
-    part = tuple(found[begin : begin + query.limit])
-    return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
+    end = begin + query.limit
+    return v.Page(found[begin:end], keys[end - 1] if end < len(found) else None)
 
 
 def _layer(call: RequestContext) -> Layer:
     return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])
 
 
-# What the ``after`` of a page names, where it is not an id.
-_KEYS: Mapping[str, Callable[[Any], str]] = {
-    "signal_statuses": lambda status: status.signal.id,
-    "layers": lambda layer: layer.name,
-}
-_FUNCTIONS: Mapping[str, Callable[[RequestContext], Any]] = {
-    **{name: value for name, value in globals().items() if not name.startswith("_")},
-    **{"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel},
-}
+# The parameter for ``after`` of what the library itself reads in pages.
+_CURSORS = {"users": "after", "conversations": "before", "turns": "before"}
+_FOR_ADMIN = {"every_job": jobs, "any_job": job, "follow_any": follow, "cancel_any": cancel}
 HANDLERS: Mapping[str, Callable[[RequestContext], Any]] = {
-    each.name: _FUNCTIONS.get(each.name) or _of_library(each) for each in OPERATIONS
+    each.name: _FOR_ADMIN.get(each.name) or globals().get(each.name) or _of_library(each)
+    for each in OPERATIONS
 }

@@ -72,15 +72,10 @@ class Jobs:
                     f"A job of {user or 'several users'} runs already.",
                     hint="Wait for it, or cancel it.",
                 )
-            if kind == "rebase" and any(job.kind == kind for job in running):
+            is_second = kind == "rebase" and any(job.kind == kind for job in running)
+            if is_second or len(running) >= MOST_RUNNING or self._closed:
                 raise Busy(
-                    "A rebase of another user runs already.",
-                    hint="Start this one later.",
-                    retry_after=30,
-                )
-            if len(running) >= MOST_RUNNING or self._closed:
-                raise Busy(
-                    f"{len(running)} jobs run already.",
+                    f"No further {kind} can start now.",
                     hint="Start this one later.",
                     retry_after=30,
                 )
@@ -115,7 +110,7 @@ class Jobs:
             entry = self._entry(user, job_id)
             entry.stop.set()
             if entry.job.state == "running":
-                self._change(entry, replace(entry.job, state="stopping"))
+                self._change(entry, state="stopping")
             return entry.job
 
     def watch(self, user: str | None, job_id: str, heartbeat: float) -> Iterator[Job | None]:
@@ -152,22 +147,18 @@ class Jobs:
             for entry in self._entries.values():
                 entry.stop.set()
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop all jobs, and wait for them for ``timeout`` seconds."""
+    def close(self) -> None:
+        """Stop all jobs, and wait up to half a minute for them."""
         self.stop()
         with self._changed:
             entries = [entry for entry in self._entries.values() if not entry.job.over]
-        ends = SYSTEM.timer() + timeout
+        ends = SYSTEM.timer() + 30
         for entry in entries:
             entry.thread.join(max(0.0, ends - SYSTEM.timer()))
 
     def _run(self, entry: _Entry, work: Work) -> None:
         def progress(stage: str, done: float) -> None:
-            with self._changed:
-                self._change(
-                    entry,
-                    replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)),
-                )
+            self._change(entry, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3))
 
         end: dict[str, Any] = {"state": "done"}
         try:
@@ -181,13 +172,14 @@ class Jobs:
         except BaseException as reason:  # noqa: BLE001 - readers must see the end of the job.
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
             end = {"state": state, "error": self._describe(reason)}
-        with self._changed:
-            self._change(entry, replace(entry.job, ended_at=SYSTEM.now(), **end))
+        self._change(entry, ended_at=SYSTEM.now(), **end)
 
-    def _change(self, entry: _Entry, job: Job) -> None:
-        if job != entry.job:
-            entry.job = job
-            self._changed.notify_all()
+    def _change(self, entry: _Entry, **fields: Any) -> None:
+        with self._changed:
+            job = replace(entry.job, **fields)
+            if job != entry.job:
+                entry.job = job
+                self._changed.notify_all()
 
     def _entry(self, user: str | None, job_id: str) -> _Entry:
         entry = self._entries.get(job_id)

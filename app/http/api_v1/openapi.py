@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from personalpeft.errors import ERROR_CODES, PersonalPeftError
@@ -27,7 +28,7 @@ GUARDED = {
 }
 
 
-def document(version: str) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     described, definitions = described_types()
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -38,7 +39,7 @@ def document(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "personalpeft",
-            "version": version,
+            "version": version("personalpeft"),
             "description": "A model for each user that learns from feedback and can be undone.",
         },
         "security": [{"api_key": []}],
@@ -124,6 +125,7 @@ def _operation(operation: Operation, described: Mapping[str, Any]) -> dict[str, 
 
 
 def _answer(operation: Operation, described: Mapping[str, Any]) -> dict[str, Any]:
+    text, media, schema = "It is done.", "application/json", described.get(operation.name)
     if operation.events:
         # OpenAPI describes one event, since the stream has no end of its own.
         events = [
@@ -138,25 +140,18 @@ def _answer(operation: Operation, described: Mapping[str, Any]) -> dict[str, Any
             }
             for name in operation.events
         ]
-        event = {
+        text, media = "Server-sent events.", "text/event-stream"
+        schema = {
             "type": "object",
             "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
             "required": ["event", "data"],
             "oneOf": events,
         }
-        return {
-            "description": "Server-sent events.",
-            "content": {"text/event-stream": {"schema": event}},
-        }
-    if operation.download or operation.answer is bytes:
-        return {
-            "description": f"{operation.file.capitalize()}.",
-            "content": {PERSONAL: {"schema": {}}},
-        }
-    if operation.answer is None:
-        return {"description": "It is done."}
-    schema = described[operation.name]
-    return {"description": "It is done.", "content": {"application/json": {"schema": schema}}}
+    elif operation.download or operation.answer is bytes:
+        text, media, schema = f"{operation.download or 'The file'}.".capitalize(), PERSONAL, {}
+    elif operation.answer is None:
+        return {"description": text}
+    return {"description": text, "content": {media: {"schema": schema}}}
 
 
 def _first_sentence(error: type[PersonalPeftError]) -> str:

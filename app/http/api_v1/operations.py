@@ -55,10 +55,10 @@ TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancell
 
 PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "user": (v.UserId, "The user."),
-    "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
-    "conversation": (v.ConversationId, "The id of a conversation, or the beginning of one."),
+    "turn": (v.LedgerId, 'The id of a turn, the beginning of one, or "last".'),
+    "conversation": (v.LedgerId, "The id of a conversation, or the beginning of one."),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
-    "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
+    "item": (v.LedgerId, "The id of a rule or fact, or the beginning of one."),
     "job": (v.ServerId, "The id of a learn, practice, forget or rebase."),
     "stream": (v.ServerId, "The name in the first event of a streamed reply."),
     "comparison": (v.ServerId, "The id of a comparison."),
@@ -80,9 +80,8 @@ class Operation:
         makes_user: Whether the user is created on first use.
         admin: Whether it needs an admin API key.
         workers: Whether a worker's API key will do too.
-        download: Whether it answers a file.
-        upload: Whether its body is a file.
-        file: What the file is.
+        download: The file that it answers, in words, if it answers one.
+        upload: The file that its body is, in words, if it is one.
         former_path: An old path that works for one release.
     """
 
@@ -100,9 +99,8 @@ class Operation:
     makes_user: bool = False
     admin: bool = False
     workers: bool = False
-    download: bool = False
-    upload: bool = False
-    file: str = "a `.personal` file"
+    download: str = ""
+    upload: str = ""
     former_path: str = ""
     errors: Errors = ANY
 
@@ -143,17 +141,8 @@ def _operation(
 ) -> Operation:
     """Return an operation. What is not given comes from the library's method of the same name.
 
-    Args:
-        section: The heading of the documentation.
-        name: The name of the operation, and of the method if there is one.
-        method: The method of HTTP.
-        path: The path below the prefix.
-        text: What it does. By default the first paragraph of the docstring.
-        answer: The type of the answer. By default that of the method, or of its values if paged.
-        body: The body. By default the parameters of the method, unless it is read only.
-        query: The query. By default the same, of other methods of HTTP.
-        types: Types of parameters in place of those in ``schemas.FIELDS``.
-        more: Further fields of ``Operation``.
+    Its parameters are the query of a GET, DELETE or upload, and else the body. ``types`` replace
+    those in ``schemas.FIELDS``; ``more`` are further fields of ``Operation``.
     """
     of_library = getattr(User, name, None) or getattr(Runtime, name, None)
     if of_library is not None:
@@ -183,20 +172,17 @@ def _first_paragraph(method: Callable[..., Any]) -> str:
 
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
 _JOBS, _JOB = f"{_USER}/jobs", f"{_USER}/jobs/{{job}}"
-_users, _chat, _turns, _feedback, _learn, _stack, _compare, _files, _maintain = (
-    partial(_operation, section)
-    for section in (
-        "Users",
-        "Chat",
-        "Turns",
-        "Feedback",
-        "Learn",
-        "Stack",
-        "Compare",
-        "Import and export",
-        "Maintenance",
-    )
-)
+_PERSONAL_FILE, _PEFT_ZIP = "a `.personal` file", "a zip of a PEFT folder"
+_GGUF_FILE = "a GGUF LoRA"
+_users = partial(_operation, "Users")
+_chat = partial(_operation, "Chat")
+_turns = partial(_operation, "Turns")
+_feedback = partial(_operation, "Feedback")
+_learn = partial(_operation, "Learn")
+_stack = partial(_operation, "Stack")
+_compare = partial(_operation, "Compare")
+_files = partial(_operation, "Import and export")
+_maintain = partial(_operation, "Maintenance")
 
 # fmt: off
 WHOAMI = _users(
@@ -338,29 +324,28 @@ CHOOSE = _compare(
 EXPORT = _files(
     "export", "GET", f"{_USER}/export",
     "Export a user to one .personal file, not encrypted. The header X-Personalpeft-Exported "
-    "holds a summary in JSON.", None, download=True,
+    "holds a summary in JSON.", None, download=_PERSONAL_FILE,
 )
 IMPORT_USER = _files(
-    "import_user", "POST", "/import", status=201, upload=True, admin=True,
+    "import_user", "POST", "/import", status=201, upload=_PERSONAL_FILE, admin=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
 )
 EXPORT_PEFT = _files(
     "export_peft", "GET", f"{_USER}/peft",
     "Export the live stack, or one layer, as a zip of a folder that PEFT loads as one LoRA.",
-    None, download=True, file="a zip of a PEFT folder", errors=(*SERVING, AdapterError),
+    None, download=_PEFT_ZIP, errors=(*SERVING, AdapterError),
 )
 IMPORT_PEFT = _files(
-    "import_peft", "POST", f"{_USER}/peft", status=201, upload=True, makes_user=True,
-    file="a zip of a PEFT folder",
+    "import_peft", "POST", f"{_USER}/peft", status=201, upload=_PEFT_ZIP, makes_user=True,
     errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 EXPORT_GGUF = _files(
     "export_gguf", "GET", f"{_USER}/gguf", "", None,
-    download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError),
+    download=_GGUF_FILE, errors=(*SERVING, AdapterError),
 )
 IMPORT_GGUF = _files(
-    "import_gguf", "POST", f"{_USER}/gguf", status=201, upload=True, makes_user=True,
-    file="a GGUF LoRA", errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
+    "import_gguf", "POST", f"{_USER}/gguf", status=201, upload=_GGUF_FILE, makes_user=True,
+    errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )
 READ_PUBLISHED_FILE = _files(
     "read_published_file", "GET", "/published/{digest}/{file}", admin=True, workers=True,

@@ -83,9 +83,7 @@ LayerName: TypeAlias = Annotated[str, *_name(LAYER_NAME.pattern, 38, InvalidId)]
 SkillName: TypeAlias = Annotated[str, *_name(SKILL_NAME.pattern, 32, InvalidInput)]
 SourceName: TypeAlias = Annotated[str, *_name(SOURCE.pattern, 32, InvalidId)]
 ToolName: TypeAlias = Annotated[str, *_name(TOOL_NAME.pattern, 64, InvalidInput)]
-TurnId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
-ConversationId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
-ItemId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
+LedgerId: TypeAlias = Annotated[str, *_name("[a-z0-9_]+", 64)]
 ForgetItem: TypeAlias = Annotated[str, *_name("[a-z0-9._-]+", 64)]
 ServerId: TypeAlias = Annotated[str, *_name("[a-z]+_[a-z0-9]+", 64)]
 RevisionName: TypeAlias = Annotated[str, *_name("[a-z0-9@._-]+", 128)]
@@ -114,7 +112,7 @@ FIELDS: Mapping[str, Any] = {
     "as_user": UserId,
     "b": RevisionName,
     "comment": ShortText,
-    "conversation_id": ConversationId,
+    "conversation_id": LedgerId,
     "edit": LongText,
     "event": Literal["copied", "regenerated", "contradicted", "thanked"],
     "family": Annotated[PlainText, Len(0, 200)],
@@ -128,7 +126,7 @@ FIELDS: Mapping[str, Any] = {
     "prompt": Prompt,
     "questions": Annotated[tuple[ShortText, ...], Len(0, 100)],
     "rating": Annotated[Literal[1, -1], _WHOLE],
-    "replaces": TurnId,
+    "replaces": LedgerId,
     "revision": RevisionName,
     "reward": Annotated[float, Ge(-1), Le(1)],
     "rounds": Count,
@@ -137,7 +135,7 @@ FIELDS: Mapping[str, Any] = {
     "seconds": Positive,
     "seed": Annotated[int, Ge(0), Le(2**63 - 1), _WHOLE],
     "shaping": PluginName,
-    "signals": Annotated[tuple[ItemId, ...], Len(1, 1000)],
+    "signals": Annotated[tuple[LedgerId, ...], Len(1, 1000)],
     "skill": SkillName,
     "source": SourceName,
     "start": Annotated[Start, BeforeValidator(lambda name: START.get(str(name), name))],

@@ -126,20 +126,12 @@ def _decode(text: str, schema: Mapping[str, Any]) -> Any:
 def _refusal(error: ValidationError, kind: Any, value: Any, where: str) -> PersonalPeftError:
     """Return our error for the most specific one of pydantic."""
     path, details = locate_error(error, value)
-    problem = details["type"]
-    name = ascii(path[-1])[1:-1][:80] if path and isinstance(path[-1], str) else ""
-    place = format_path(path) or where
-    if problem == "missing":
-        return InvalidInput(f"{place} is missing.", hint=f"Add {name}.")
-    if problem in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = kind.model_fields if len(path) == 1 else ()
-        hint = suggest_nearest(name, known, what="key") if known else "Leave it out."
-        return InvalidInput(f"{place} is unknown.", hint=hint)
-    message = f"{place} {format_problem(details)}."
-    return ERROR_KINDS.get(problem, InvalidInput)(message, hint=_HINT)
-
-
-_HINT = "GET /api/v1/openapi.json describes every field."
+    place = format_path(path)
+    hint = "GET /api/v1/openapi.json describes every field."
+    if details["type"] == "extra_forbidden" and len(path) == 1 and kind.model_fields:
+        hint = suggest_nearest(place, kind.model_fields, what="key")
+    message = f"{place or where} {format_problem(details)}."
+    return ERROR_KINDS.get(details["type"], InvalidInput)(message, hint=hint)
 
 
 def locate_error(error: ValidationError, value: Any) -> tuple[tuple[str | int, ...], ErrorDetails]:
@@ -159,6 +151,8 @@ def format_problem(details: ErrorDetails) -> str:
     match details["type"]:
         case "missing":
             return "is missing"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return "is not supported"
         case "json_invalid":
             return "must be valid Unicode and not nested deeply"
         case "string_too_short" | "too_short" if details["ctx"]["min_length"] == 1:

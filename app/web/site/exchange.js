@@ -13,18 +13,25 @@ import { openWhy } from "./why.js";
 /** @typedef {import("./conversations.js").Exchange} Exchange */
 /** @typedef {import("./user.js").User} User */
 
-const KEYS = { "+": "good", "-": "bad", e: "edit", f: "rule", c: "copy", r: "again", w: "why" };
-
 export class ExchangeView {
   /**
    * @param {User} user
    * @param {Exchange} exchange
-   * @param {{ regenerate: (view: ExchangeView) => void }} acts
+   * @param {{ regenerate: (view: ExchangeView) => void }} chat
    */
-  constructor(user, exchange, acts) {
+  constructor(user, exchange, { regenerate }) {
     this.user = user;
     this.exchange = exchange;
-    this.acts = acts;
+    /** @type {[string, string, string, () => unknown][]} the key, the icon, the text and the act of each button */
+    this.acts = [
+      ["+", "good", "Good", () => this.rate(1)],
+      ["-", "bad", "Not good", () => this.rate(-1)],
+      ["e", "edit", "Correct it", () => this.edit()],
+      ["f", "rule", "Add a rule for all replies", () => this.comment()],
+      ["c", "copy", "Copy", () => this.copy()],
+      ["r", "again", "Regenerate", () => this.isLast && regenerate(this)],
+      ["w", "why", "Why this answer?", () => openWhy(user, this.turn)],
+    ];
     this.writing = false;
     this.isLast = false;
     this.question = h("h2", { class: "question" }, h("span", { class: "written", dir: "auto" }, exchange.prompt));
@@ -83,15 +90,10 @@ export class ExchangeView {
 
   buttons() {
     const { rating } = this.exchange;
-    return [
-      icon("good", "Good", () => this.rate(1), { "aria-pressed": String(rating > 0) }),
-      icon("bad", "Not good", () => this.rate(-1), { "aria-pressed": String(rating < 0) }),
-      icon("edit", "Correct it", () => this.edit()),
-      icon("rule", "Add a rule for all replies", () => this.comment()),
-      icon("copy", "Copy", () => this.copy()),
-      this.isLast && icon("again", "Regenerate", () => this.acts.regenerate(this)),
-      icon("why", "Why this answer?", () => openWhy(this.user, this.turn)),
-    ].filter((each) => each !== false);
+    /** @type {Record<string, Record<string, string>>} */
+    const props = { good: { "aria-pressed": String(rating > 0) }, bad: { "aria-pressed": String(rating < 0) } };
+    return this.acts.filter(([, shape]) => shape !== "again" || this.isLast)
+      .map(([, shape, text, act]) => icon(shape, text, act, props[shape]));
   }
 
   /** @returns {string} */
@@ -103,15 +105,14 @@ export class ExchangeView {
   pressed(event) {
     // Only if the reply itself has the focus, so that typing in a field does nothing else.
     if (event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey || !this.exchange.turn) return;
-    const name = /** @type {Record<string, string>} */ (KEYS)[event.key];
+    const act = this.acts.find(([key]) => key === event.key)?.[3];
     const aside = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
     if (aside) {
       event.preventDefault();
       /** @type {HTMLElement | null} */ (this.element[/** @type {"nextElementSibling"} */ (aside)])?.focus();
-    } else if (name) {
+    } else if (act) {
       event.preventDefault();
-      const acts = { good: () => this.rate(1), bad: () => this.rate(-1), edit: () => this.edit(), rule: () => this.comment(), copy: () => this.copy(), again: () => this.isLast && this.acts.regenerate(this), why: () => openWhy(this.user, this.turn) };
-      /** @type {Record<string, () => void>} */ (acts)[name]();
+      act();
     }
   }
 
