@@ -50,6 +50,32 @@ def emit(
         click.echo(printable(text))
 
 
+def emit_table(
+    common: GlobalOptions,
+    data: Any,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    flexible: Sequence[int] = (),
+    empty: str = "",
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Print data as JSON or as a table, and a note if there are no rows.
+
+    Args:
+        common: The options of every command.
+        data: What ``--json`` prints.
+        headings: The heading of each column.
+        rows: The cells of each row.
+        flexible: The columns that may be cut on a narrow terminal.
+        empty: The note.
+        renamed: See ``emit``.
+    """
+    emit(common, data, format_table(headings, rows, flexible=flexible), renamed=renamed)
+    if empty and not rows:
+        info(common, empty)
+
+
 def write(text: str) -> None:
     """Print a part of a reply without a line end."""
     click.echo(printable(text), nl=False)

@@ -12,7 +12,7 @@ import click
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, command, flag, option
-from personalpeft_app.output import emit, format_table, info
+from personalpeft_app.output import emit, emit_table, info
 
 if TYPE_CHECKING:
     from personalpeft import User
@@ -180,6 +180,10 @@ def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> No
     with session.open_runtime(common, "change") as runtime, common.display:
         published = runtime.publish(names, to=to, progress=common.display)
     rows = [(each.user, each.name or each.reason) for each in published.stacks]
-    emit(common, published, format_table(("USER", "NAME"), rows))
+    emit_table(common, published, ("USER", "NAME"), rows)
     counts = f"{published.written} written, {published.taken} deleted"
     info(common, f"{published.folder}: {counts}.")
+
+
+EXCHANGE = (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)
+"""The commands in the order of the help, without ``publish``."""

@@ -13,7 +13,7 @@ from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, flag, option
-from personalpeft_app.output import emit, format_table, info
+from personalpeft_app.output import emit, emit_table, format_table, info
 
 
 @command("doctor", examples=("doctor", "doctor --load --json"))
@@ -232,7 +232,7 @@ def gc(common: GlobalOptions, dry_run: bool) -> None:
         ("partial files", str(garbage.parts)),
         ("sessions", str(garbage.sessions)),
     ]
-    emit(common, garbage, format_table(("WHAT", "FILES"), rows))
+    emit_table(common, garbage, ("WHAT", "FILES"), rows)
     info(common, f"{garbage.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
 
 
@@ -280,3 +280,7 @@ def demo(common: GlobalOptions, keep: bool) -> None:
     from personalpeft_app.demo import run
 
     run(common, keep=keep)
+
+
+MAINTAIN = (rebuild, backup, restore, encrypt, gc, path)
+"""The commands that only maintain, in the order of the help."""

@@ -17,7 +17,7 @@ from personalpeft import host
 from personalpeft.errors import CardError, PersonalPeftError, WeightsError
 from personalpeft.formatting import to_json
 from personalpeft_app.options import GlobalOptions, Group, command, flag
-from personalpeft_app.output import emit, format_table, info, to_one_line
+from personalpeft_app.output import emit, emit_table, info, to_one_line
 
 if TYPE_CHECKING:
     from personalpeft.base_models.local_models import LocalModel
@@ -64,11 +64,8 @@ def models_list(common: GlobalOptions) -> None:
         for card in cards
     ]
     data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
-    emit(
-        common,
-        {"models": data},
-        format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
-    )
+    headings = ("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT")
+    emit_table(common, {"models": data}, headings, rows, flexible=(5,))
 
 
 @command(
@@ -157,9 +154,9 @@ def _list_found(common: GlobalOptions) -> None:
         )
         for each in found
     ]
-    emit(common, {"found": found}, format_table(("OF", "MODEL", "SIZE", "TO ADD IT"), rows))
-    if not found:
-        info(common, "No GGUF file was found. Give the path of one.")
+    headings = ("OF", "MODEL", "SIZE", "TO ADD IT")
+    empty = "No GGUF file was found. Give the path of one."
+    emit_table(common, {"found": found}, headings, rows, empty=empty)
 
 
 def _describe(model: LocalModel) -> str:
