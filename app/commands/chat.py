@@ -313,7 +313,7 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
             "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
     while True:
-        loading = TaskHandle()
+        loading = TaskHandle("Loading the model")
         with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
             user = runtime.user(common.user_id())
             app = Tui(UserSession(runtime, user), loading)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -33,11 +33,10 @@ from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft.learning.status import Pending
 from personalpeft.store.types import UserSummary
-from personalpeft_app.daemon import tasks
+from personalpeft_app.daemon import TASK, tasks
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     MAX_MESSAGE,
-    TASK,
     FailedTask,
     Journal,
     LogEntry,
@@ -251,7 +250,7 @@ class Worker:
             return
         journal = self.journal.record_task(task.kind, task.key)
         if message and task.kind is TaskKind.REPORT:
-            journal = journal.record_report(window)
+            journal = replace(journal, last_report=window)
         if message:
             self._log(journal, task.kind, message, seconds=self._clock.timer() - began)
         else:
@@ -261,7 +260,8 @@ class Worker:
         """Record a failed task, which is tried again later. The same error is logged once."""
         before = self.journal.failed.get(task.kind)
         failure = FailedTask(task.key, self._clock.now(), message[:MAX_MESSAGE])
-        journal = self.journal.fail_task(task.kind, failure)
+        failed = {**self.journal.failed, task.kind: failure}
+        journal = replace(self.journal, failed=failed)
         if before is not None and (before.key, before.message) == (failure.key, failure.message):
             self._save_journal(journal)
         else:

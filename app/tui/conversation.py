@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from personalpeft import Conversation as RecordedConversation
-from personalpeft import ConversationSummary, TurnFeedback
+from personalpeft import TurnFeedback
 from personalpeft.types import Turn
 
 Status: TypeAlias = Literal["waiting", "writing", "done", "stopped", "failed"]
@@ -47,16 +47,6 @@ class Exchange:
     @property
     def is_finished(self) -> bool:
         return self.status in ("done", "stopped", "failed")
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
-    """A conversation in the list. ``summary`` is None until the ledger has a turn of it."""
-
-    key: str
-    title: str
-    is_busy: bool
-    summary: ConversationSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)

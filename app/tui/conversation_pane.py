@@ -22,13 +22,15 @@ from textual.widgets import Markdown
 
 from personalpeft import ConversationSummary, Reply
 from personalpeft.errors import PersonalPeftError
+from personalpeft_app.tui import views
 from personalpeft_app.tui.composer import Composer, Mode
-from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
+from personalpeft_app.tui.conversation import Conversation, Exchange
 from personalpeft_app.tui.dialogs import Picker
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
 from personalpeft_app.tui.transcript import ExchangeView, Transcript
 from personalpeft_app.tui.user_session import TaskHandle, UserSession, describe_error
+from personalpeft_app.tui.views import Row
 
 
 class ConversationPane(Vertical):
@@ -71,20 +73,20 @@ class ConversationPane(Vertical):
         return conversation.get(self._selected.get(self.key)) or conversation.last
 
     @property
-    def rows(self) -> list[ConversationRow]:
+    def rows(self) -> list[Row]:
         """All conversations: those without a turn first, then the one with the newest turn."""
+
+        def row(key: str, title: str, last: ConversationSummary | None = None) -> Row:
+            busy, shown = key in self._tasks, key == self.key
+            return views.conversation(key, title, last, busy=busy, shown=shown)
+
         keys = {each.id: key for key, each in self._open.items() if each.id is not None}
         new = [
-            ConversationRow(
-                key, each.exchanges[0].prompt if each.exchanges else "", key in self._tasks
-            )
+            row(key, each.exchanges[0].prompt if each.exchanges else "")
             for key, each in self._open.items()
             if each.id is None
         ]
-        return new[::-1] + [
-            ConversationRow(key := keys.get(each.id, each.id), each.title, key in self._tasks, each)
-            for each in self._summaries
-        ]
+        return new[::-1] + [row(keys.get(e.id, e.id), e.title, e) for e in self._summaries]
 
     @property
     def _transcript(self) -> Transcript:
@@ -140,14 +142,14 @@ class ConversationPane(Vertical):
     async def _refresh(self, known: object = None) -> None:
         async with self._reading:
             ids = {each.id for each in self._open.values() if each.id is not None}
-            state = await self._session.call(self._session.read_chats, ids, known)
-            if state is None:
+            found = await self._session.call(self._session.read_chats, ids, known)
+            if found is None:
                 return
-            self._summaries, self._version = state.summaries, state.version
+            self._summaries, conversations, self._version = found
             for key, each in self._open.items():
                 # A conversation that was opened or answered meanwhile is read next time.
                 if each.id in ids and key not in self._tasks:
-                    self._open[key] = each.update(state.conversations.get(each.id))
+                    self._open[key] = each.update(conversations.get(each.id))
         self.draw()
         self.post_message(self.Recorded())
 
