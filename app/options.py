@@ -193,7 +193,8 @@ class _Help(click.Command):
                     ctx,
                 )
             parsed.append(rest.pop(0))
-        return [*parsed, "--", *positional, *rest[1:]]
+        positional += rest[1:]
+        return [*parsed, "--", *positional] if positional else parsed
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -243,8 +244,6 @@ class Group(_Help, click.Group):
     Args:
         default: The name of the command that runs where none is given. Else help is shown.
     """
-
-    command_class = Command
 
     def __init__(self, *, default: str = "", **kwargs: Any) -> None:
         super().__init__(invoke_without_command=bool(default), **kwargs)

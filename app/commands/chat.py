@@ -6,16 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from personalpeft.errors import (
-    InvalidInput,
-    NotFound,
-    PersonalPeftError,
-    suggest_nearest,
-)
+import personalpeft
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, suggest_nearest
 from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.error_output import STOPPED, report_error
@@ -24,12 +20,10 @@ from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, info, printable, write
 from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
-if TYPE_CHECKING:
-    from personalpeft import Reply, User
-    from personalpeft.chat.validation import Prompt
 
-
-def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: Any) -> Reply:
+def print_reply(
+    common: GlobalOptions, user: personalpeft.User, prompt: str, **options: Any
+) -> personalpeft.Reply:
     """Print a reply as it is generated, unless --json. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
         with common.display:
@@ -149,9 +143,9 @@ class PlainChat:
     """
 
     common: GlobalOptions
-    user: User
+    user: personalpeft.User
     conversation_id: str | None = None
-    last: Reply | None = None
+    last: personalpeft.Reply | None = None
 
     def ask(self, text: str) -> None:
         """Continue the conversation and print the reply."""
@@ -192,7 +186,7 @@ class PlainChat:
             )
         actions[name](rest.strip())
 
-    def _reply(self) -> Reply:
+    def _reply(self) -> personalpeft.Reply:
         if self.last is None:
             raise NotFound("There is no reply yet.", hint="Ask something first.")
         return self.last

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft.errors import InvalidInput
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import read_argument
-
-if TYPE_CHECKING:
-    from personalpeft import Certificate
 
 certificate_option = click.option(
     "--certificate",
@@ -144,8 +141,6 @@ def verify_certificate(
 
     The exit code is 0 if the signature is right, else 8.
     """
-    import personalpeft
-
     certificate = personalpeft.verify_certificate(file, key=key)
     items: tuple[str, ...] | None = None
     if text is not None:
@@ -172,7 +167,7 @@ def _check_certificate(file: Path | None, dry_run: bool) -> None:
 
 
 def _write_certificate(
-    common: GlobalOptions, file: Path | None, certificate: Certificate | None
+    common: GlobalOptions, file: Path | None, certificate: personalpeft.Certificate | None
 ) -> None:
     if file is not None and certificate is not None:
         try:

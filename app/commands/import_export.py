@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft.formatting import pluralize
+from personalpeft.types import Revision
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, command, flag, option
 from personalpeft_app.output import emit, emit_table, info
 
 if TYPE_CHECKING:
-    from personalpeft import User
     from personalpeft.adapter_io import MergedForm
     from personalpeft.archive import ExportSummary, ImportSummary
-    from personalpeft.types import Revision
 
 
 @command("export", examples=("export ada.personal", "export --user ada --no-adapters ada.personal"))
@@ -138,7 +138,9 @@ def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
         info(common, f"For Ollama: ollama create {common.user_id()} -f {modelfile}")
 
 
-def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
+def _export_to(
+    common: GlobalOptions, what: str, write: Callable[[personalpeft.User], Path]
+) -> Path:
     """Let the user write a file or folder (``what``), and print its path."""
     with session.open_user(common, "change") as user, common.display:
         target = write(user)
@@ -146,7 +148,9 @@ def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) 
     return target
 
 
-def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revision]) -> None:
+def _import_layer(
+    common: GlobalOptions, layer: str, read: Callable[[personalpeft.User], Revision]
+) -> None:
     """Let the user import a layer, and print the revision."""
     from personalpeft.ids import check_layer_name
 

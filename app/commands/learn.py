@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
+import personalpeft
 from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
@@ -15,15 +16,12 @@ from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info
 
-if TYPE_CHECKING:
-    from personalpeft import LearnReport, User
-
 BASE = "base"
 
 
 def run_learn(
-    common: GlobalOptions, user: User, layer: str | None = None, **options: Any
-) -> LearnReport:
+    common: GlobalOptions, user: personalpeft.User, layer: str | None = None, **options: Any
+) -> personalpeft.LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
     with long_call(common) as watched:
         return user.learn(layer, **watched, **options)

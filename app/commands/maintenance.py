@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import personalpeft
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
@@ -157,8 +158,6 @@ def restore(
     BACKUP is a copy that backup made, or their folder, for the newest. What was forgotten since is
     forgotten again first. Stop other programs that use the home.
     """
-    import personalpeft
-
     home, _ = common.paths()
     with common.display:
         report = personalpeft.restore(
@@ -192,8 +191,6 @@ def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> 
     Writes the home anew, verifies it, and then replaces the former files. Stop other programs that
     use the home.
     """
-    import personalpeft
-
     if off and (key or rotate):
         raise click.UsageError("--off excludes --key and --rotate.")
     home, _ = common.paths()

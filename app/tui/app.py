@@ -192,7 +192,6 @@ class Tui(OrderedKeyInput):
 
     action_remember = _forward("_chat", ConversationPane.write, "remember")
     action_comment = _forward("_chat", ConversationPane.comment)
-    action_take_back = _forward("_chat", ConversationPane.take_back)
 
     def action_stop(self) -> None:
         """Leave a mode, or stop what runs; else focus the composer."""

@@ -31,10 +31,14 @@ class RowList(OptionList):
     class Acted(Message):
         """The user acted on a row: "open" by Enter or a click, else as the key's binding says."""
 
-        control: RowList
+        rows: RowList
         act: str
         text: Content
         value: Any
+
+        @property
+        def control(self) -> RowList:
+            return self.rows
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)

@@ -256,17 +256,6 @@ class ConversationPane(Vertical):
             self._set(self.key, self.conversation.retry(exchange))
             self._answer_next(self.key)
 
-    def take_back(self) -> None:
-        """Move the prompt of the selected failed exchange to the composer."""
-        exchange = self.selected
-        if exchange is None or exchange.status != "failed":
-            return
-        if self._composer.restore(self.key, exchange.prompt):
-            self._set(self.key, self.conversation.without(exchange.number))
-            self.write()
-        else:
-            show_note(self, "Send or clear what you have typed first.")
-
     def leave_mode(self) -> bool:
         """Leave a comment or fact for later. Returns whether one was being typed."""
         if self._composer.has_focus and self._composer.mode != "ask":
@@ -375,8 +364,13 @@ class ConversationPane(Vertical):
 
     def edit(self) -> None:
         """Open the editor of the selected reply; a failed prompt goes to the composer."""
-        if self.selected is not None and self.selected.status == "failed":
-            self.take_back()
+        exchange = self.selected
+        if exchange is not None and exchange.status == "failed":
+            if self._composer.restore(self.key, exchange.prompt):
+                self._set(self.key, self.conversation.without(exchange.number))
+                self.write()
+            else:
+                show_note(self, "Send or clear what you have typed first.")
         elif (turn := self.answered_turn()) is not None and turn != self._editing:
             self.close_editor()
             self._editing = turn

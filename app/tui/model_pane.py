@@ -125,7 +125,7 @@ class ModelPane(Vertical):
         return not self.tasks.keys().isdisjoint({"learn", "forget"})
 
     @contextmanager
-    def _task(self, name: str, stage: str) -> Iterator[TaskHandle]:
+    def _shown_task(self, name: str, stage: str) -> Iterator[TaskHandle]:
         """Show a task while the block runs."""
         self.tasks[name] = task = TaskHandle(stage)
         self.post_message(self.Changed())
@@ -253,7 +253,7 @@ class ModelPane(Vertical):
             self.tasks["learn"].stop()
             show_note(self, "It stops after this step; the next one resumes there.")
             return
-        with errors_shown(self), self._task("learn", "Learning") as task:
+        with errors_shown(self), self._shown_task("learn", "Learning") as task:
             try:
                 report = await self._session.call(
                     self._user.learn, progress=task.progress, cancelled=task.cancelled
@@ -284,7 +284,7 @@ class ModelPane(Vertical):
         layer = layer or next(iter(heads), "style")
         other = "previous" if revision in (None, heads.get(layer)) else revision
         with errors_shown(self):
-            with self._task("compare", "Both are answering") as task:
+            with self._shown_task("compare", "Both are answering") as task:
                 comparison = await self._session.call(
                     lambda: self._user.compare(
                         self._user.turn(turn).messages,
@@ -338,7 +338,7 @@ class ModelPane(Vertical):
         await self._refresh()
 
     async def _rebase(self, to: str, *, accept: bool) -> RebaseReport:
-        with self._task("learn", "Loading the other base") as task:
+        with self._shown_task("learn", "Loading the other base") as task:
             return await self._session.call(
                 self._runtime.rebase,
                 self._user.id,
@@ -400,7 +400,7 @@ class ModelPane(Vertical):
             if not await self.app.push_screen_wait(forget_dialog(event.text, preview)):
                 return
             try:
-                with self._task("forget", "Forgetting") as task:
+                with self._shown_task("forget", "Forgetting") as task:
                     report = await self._session.call(
                         self._user.forget,
                         event.value,

@@ -43,7 +43,7 @@ _REPLY_ACTIONS = _actions(
     ("w", "why", "why"),
 )
 _LINK_ACTION = _BETWEEN + _actions(("o", "link", "links"))
-_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "take_back"))
+_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "edit_reply"))
 _STREAM_ACTIONS = _actions(("esc", "stop", "stop"))
 _EDITOR_ACTIONS = (
     _actions(("^S", "save", "save_edit"), ("esc", "close", "close_editor"))
