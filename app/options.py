@@ -307,6 +307,11 @@ def flag(*names: str, help: str) -> Callable[[Function], Function]:
     return click.option(*names, is_flag=True, help=help)
 
 
+def switch_off(name: str, parameter: str, *, help: str) -> Callable[[Function], Function]:
+    """Add an option that sets a parameter to False. Without it, it is True."""
+    return click.option(name, parameter, flag_value=False, default=True, help=help)
+
+
 def no_train_flag(help: str) -> Callable[[Function], Function]:
     """Add ``--no-train`` as the library's ``train``: False, or None for the user's setting."""
     return click.option("--no-train", "train", flag_value=False, default=None, help=help)

@@ -16,7 +16,7 @@ from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.error_output import STOPPED, report_error
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, flag, option
+from personalpeft_app.options import GlobalOptions, command, flag, option, switch_off
 from personalpeft_app.output import emit, info, printable, write
 from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
@@ -72,7 +72,7 @@ def print_reply(
     metavar="TEXT",
     help="End the reply before this text; can be repeated.",
 )
-@flag("--no-memory", help="Leave your rules, facts and examples out.")
+@switch_off("--no-memory", "memory", help="Leave your rules, facts and examples out.")
 @click.option(
     "--layer",
     "layers",
@@ -83,7 +83,7 @@ def print_reply(
 def ask(
     common: GlobalOptions,
     prompt: str | None,
-    no_memory: bool,
+    memory: bool,
     layers: tuple[str, ...],
     bare: bool,
     **sampling: Any,
@@ -108,7 +108,7 @@ def ask(
             common,
             user,
             text,
-            memory=not (no_memory or bare),
+            memory=memory and not bare,
             layers=[] if bare else list(layers) or None,
             **sampling,
         )
@@ -219,15 +219,15 @@ class PlainChat:
     examples=("chat", "chat --user ada"),
     surplus="To ask one question: personalpeft ask {}",
 )
-@flag("--no-train", help="Feedback in this chat must not be trained on.")
-def chat(common: GlobalOptions, no_train: bool) -> None:
+@switch_off("--no-train", "train", help="Feedback in this chat must not be trained on.")
+def chat(common: GlobalOptions, train: bool) -> None:
     """Chat in plain lines, in one conversation.
 
     /help lists the commands that a line can give.
 
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
-    with session.open_user(common, "make", train=not no_train) as user:
+    with session.open_user(common, "make", train=train) as user:
         if _is_terminal():
             info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
         plain_chat = PlainChat(common, user)
@@ -290,8 +290,8 @@ def can_draw() -> bool:
 
 
 @command("tui", examples=("tui", "tui --user ada"))
-@flag("--no-train", help="Feedback in this chat must not be trained on.")
-def tui(common: GlobalOptions, no_train: bool) -> None:
+@switch_off("--no-train", "train", help="Feedback in this chat must not be trained on.")
+def tui(common: GlobalOptions, train: bool) -> None:
     """Chat in the whole terminal.
 
     Shows conversations, feedback, edits in place, revisions and provenance. Works with keyboard and
@@ -308,7 +308,7 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
         )
     while True:
         loading = TaskHandle("Loading the model")
-        with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
+        with session.open_runtime(common, "make", loading.progress, train=train) as runtime:
             user = runtime.user(common.user_id())
             app = Tui(UserSession(runtime, user), loading)
             app.run()

@@ -13,7 +13,7 @@ from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, flag, no_train_flag, option
+from personalpeft_app.options import GlobalOptions, command, flag, no_train_flag, option, switch_off
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.text_input import open_editor, read_argument
 
@@ -127,19 +127,13 @@ def _use_of(user: personalpeft.User, signal: str) -> tuple[SignalStatus | None, 
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
 )
-@flag("--no-memory", help="Leave your rules and facts out.")
+@switch_off("--no-memory", "memory", help="Leave your rules and facts out.")
 @click.option(
     "--choose",
     metavar="1|2|NAME|neither",
     help="The choice, instead of a question; NAME is from --json.",
 )
-def compare(
-    common: GlobalOptions,
-    prompt: str,
-    no_memory: bool,
-    choose: str | None,
-    **options: Any,
-) -> None:
+def compare(common: GlobalOptions, prompt: str, choose: str | None, **options: Any) -> None:
     """Compare two answers to a PROMPT blind, and choose one.
 
     Two revisions of a layer answer, in random order. Your choice is recorded as a preference. Then
@@ -155,7 +149,7 @@ def compare(
     prompt = read_argument(prompt, what="prompt")
     with session.open_user(common, "change") as user:
         with interruptible() as cancelled, common.display:
-            comparison = user.compare(prompt, memory=not no_memory, cancelled=cancelled, **options)
+            comparison = user.compare(prompt, cancelled=cancelled, **options)
         if choose is None and not common.json and not comparison.same and sys.stdin.isatty():
             click.echo(printable(str(comparison)))
             choose = click.prompt(

@@ -13,7 +13,7 @@ import personalpeft
 from personalpeft.formatting import pluralize
 from personalpeft.types import Revision
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command, flag, option
+from personalpeft_app.options import GlobalOptions, command, option, switch_off
 from personalpeft_app.output import emit, emit_table, info
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @command("export", examples=("export ada.personal", "export --user ada --no-adapters ada.personal"))
 @click.argument("file")
-@flag("--no-adapters", help="Leave out the adapters, which can be learned again.")
-def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
+@switch_off("--no-adapters", "adapters", help="Leave out the adapters, which can be learned again.")
+def export(common: GlobalOptions, file: str, adapters: bool) -> None:
     """Write all data of a user into one new FILE.
 
     It holds the turns, the feedback, the revisions with their reports, and the adapters. It is not
     encrypted.
     """
     with session.open_user(common, "change") as user:
-        summary = user.export(file, adapters=not no_adapters)
+        summary = user.export(file, adapters=adapters)
     emit(common, summary, str(summary.path))
     contents = f"{_count_contents(summary)}, {pluralize(summary.adapters, 'adapter')}"
     info(common, f"{contents}; {summary.bytes:,} bytes. To import it: personalpeft import")

@@ -33,7 +33,7 @@ from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft.learning.status import Pending
 from personalpeft.store.types import UserSummary
-from personalpeft_app.daemon import TASK, tasks
+from personalpeft_app.daemon import TASK, policy, tasks
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     MAX_MESSAGE,
@@ -46,15 +46,6 @@ from personalpeft_app.daemon.journal import (
     local_day,
 )
 from personalpeft_app.daemon.machine import Machine, MachineReading
-from personalpeft_app.daemon.policy import (
-    QUIET,
-    RETRY,
-    Decision,
-    HostState,
-    LearnUser,
-    Task,
-    plan,
-)
 from personalpeft_app.daemon.settings import Settings, read_settings
 
 log = logging.getLogger(__name__)
@@ -105,7 +96,7 @@ class Worker:
         self._postponed: dict[str, datetime] = {}
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
-    def run_once(self) -> Decision:
+    def run_once(self) -> policy.Decision:
         """Act until nothing is due or the process is to end. Return what comes next.
 
         Raises what the home itself raises, as ``HomeError`` on a full disk.
@@ -119,7 +110,7 @@ class Worker:
                 decision = self._decide()
                 if decision.action is None or self._stopping():
                     return decision
-                if isinstance(decision.action, Task):
+                if isinstance(decision.action, policy.Task):
                     self._run_task(decision.action)
                     continue
                 if learning is None:
@@ -132,7 +123,7 @@ class Worker:
                     self._faults.pop("learn", None)
                 self._learn(learning, decision.action)
 
-    def preview(self) -> Decision:
+    def preview(self) -> policy.Decision:
         """Return the due actions and the next ones, and do nothing. A read-only home is enough.
 
         Raises ``InvalidInput`` for invalid settings.
@@ -145,7 +136,7 @@ class Worker:
         """The seconds of learning that today's budget has lost."""
         return self.journal.spent_on(self._clock.now(), self._settings.time_zone())
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> policy.Decision:
         attempts = self.journal.attempts
         backlogs = [
             pending.without(attempts.get(user, ()))
@@ -154,8 +145,8 @@ class Worker:
         ]
         now, served = self._clock.now(), self._runtime.maintenance.last_activity()
         zone = self._settings.time_zone()
-        host = HostState(now, zone, **asdict(self._sensors()), served=served)
-        return plan(self._settings, host, backlogs, self.journal)
+        host = policy.HostState(now, zone, **asdict(self._sensors()), served=served)
+        return policy.plan(self._settings, host, backlogs, self.journal)
 
     def _postpone(self, user: str, error: PersonalPeftError) -> None:
         self._postponed[user] = self._clock.now()
@@ -165,7 +156,7 @@ class Worker:
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
         failed = self._postponed.get(user)
-        return failed is not None and abs(self._clock.now() - failed) < RETRY
+        return failed is not None and abs(self._clock.now() - failed) < policy.RETRY
 
     def _read_settings(self) -> None:
         try:
@@ -184,7 +175,7 @@ class Worker:
                 message = f"was cut off {started.times} times; it waits for a new reason"
                 self._log(journal, "learn", message, user=user, outcome=Outcome.ABANDONED)
 
-    def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
+    def _learn(self, runtime: Runtime, learn: policy.LearnUser) -> None:
         user, attempts = learn.user, self.journal.attempts.get(learn.user, ())
         try:
             pending = runtime.user(user, create=False).pending().without(attempts)
@@ -240,7 +231,7 @@ class Worker:
             return frozenset(each.key for each in pending.triggers)
         return frozenset()
 
-    def _run_task(self, task: Task) -> None:
+    def _run_task(self, task: policy.Task) -> None:
         began = self._clock.timer()
         window = tasks.next_window(self.journal.last_report, self._clock.now())
         try:
@@ -256,7 +247,7 @@ class Worker:
         else:
             self._save_journal(journal)
 
-    def _record_failure(self, task: Task, message: str) -> None:
+    def _record_failure(self, task: policy.Task, message: str) -> None:
         """Record a failed task, which is tried again later. The same error is logged once."""
         before = self.journal.failed.get(task.kind)
         failure = FailedTask(task.key, self._clock.now(), message[:MAX_MESSAGE])
@@ -328,7 +319,9 @@ class _HostMonitor:
     def paused(self) -> bool:
         self._probe()
         served = self._worker._runtime.maintenance.last_activity()
-        return self._hot or (served is not None and abs(self._worker._clock.now() - served) < QUIET)
+        return self._hot or (
+            served is not None and abs(self._worker._clock.now() - served) < policy.QUIET
+        )
 
     def finish(self) -> float:
         """Record the rest of the time. Return the seconds of the learn."""

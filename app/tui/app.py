@@ -124,7 +124,7 @@ class Tui(OrderedKeyInput):
 
     def on_conversation_pane_changed(self) -> None:
         self._list.show(self._chat.rows, self._chat.key)
-        self._model.select(self._chat.selected)
+        self._model.select(self._chat.conversation.selected)
 
     def on_conversation_pane_recorded(self) -> None:
         self._model.refresh_state()

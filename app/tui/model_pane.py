@@ -27,17 +27,9 @@ from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft.rebase import RebaseReport
 from personalpeft.types import HeadMove
 from personalpeft_app.output import printable
-from personalpeft_app.tui import views
+from personalpeft_app.tui import dialogs, views
 from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.dialogs import (
-    BlindCompareDialog,
-    ForgetUserDialog,
-    Picker,
-    TextDialog,
-    forget_dialog,
-    rebase_dialog,
-)
 from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
@@ -296,7 +288,9 @@ class ModelPane(Vertical):
                 )
             if comparison.same:
                 show_note(self, "Both answers are the same.")
-            elif await self.app.push_screen_wait(BlindCompareDialog(comparison, self._session)):
+            elif await self.app.push_screen_wait(
+                dialogs.BlindCompareDialog(comparison, self._session)
+            ):
                 await self._refresh()
 
     def stop_comparing(self) -> bool:
@@ -322,14 +316,14 @@ class ModelPane(Vertical):
             options = {each.name: each.name for each in (here, *others)}
             options[here.name] += "  (open: after a change of its recipe or weights)"
             title = "Build your layers on which base?"
-            dialog = Picker(title, "enter builds and compares, esc does not", options)
+            dialog = dialogs.Picker(title, "enter builds and compares, esc does not", options)
             picked = await self.app.push_screen_wait(dialog)
             if picked is None:
                 return
             report = await self._rebase(picked, accept=False)
             if all(each.before == each.after for each in report.layers):
                 show_note(self, f"{report.outcome.text}: {report.reason}")
-            elif await self.app.push_screen_wait(rebase_dialog(report)):
+            elif await self.app.push_screen_wait(dialogs.rebase_dialog(report)):
                 report = await self._rebase(picked, accept=True)
                 if not report.switched:
                     show_note(self, report.reason)
@@ -397,7 +391,7 @@ class ModelPane(Vertical):
             return
         with errors_shown(self):
             preview = await self._session.call(self._user.forget, event.value, dry_run=True)
-            if not await self.app.push_screen_wait(forget_dialog(event.text, preview)):
+            if not await self.app.push_screen_wait(dialogs.forget_dialog(event.text, preview)):
                 return
             try:
                 with self._shown_task("forget", "Forgetting") as task:
@@ -412,7 +406,7 @@ class ModelPane(Vertical):
             # The reply itself may be gone: the Why tab waits for the next selection.
             self._explained = ""
             self.post_message(self.Forgot())
-            self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
+            self.app.push_screen(dialogs.TextDialog("Forgotten", Content(printable(str(report)))))
 
     @work
     async def forget_user(self) -> None:
@@ -420,7 +414,7 @@ class ModelPane(Vertical):
         with errors_shown(self):
             forget = partial(self._runtime.forget_user, self._user.id)
             preview = await self._session.call(forget, dry_run=True)
-            if await self.app.push_screen_wait(ForgetUserDialog(preview)):
+            if await self.app.push_screen_wait(dialogs.ForgetUserDialog(preview)):
                 report = await self._session.call(forget)
                 self.post_message(self.UserForgotten(report))
 
@@ -443,4 +437,4 @@ class ModelPane(Vertical):
             show_note(self, "There is no report yet.")
         else:
             text = Content(printable(str(self.state.report)))
-            self.app.push_screen(TextDialog("The last report", text))
+            self.app.push_screen(dialogs.TextDialog("The last report", text))

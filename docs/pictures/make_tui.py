@@ -88,7 +88,7 @@ async def _draw(
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
-            while app._chat._tasks:
+            while app._chat.is_answering:
                 await pilot.pause(0.05)
         play(app)
         while not isinstance(app.screen, over):

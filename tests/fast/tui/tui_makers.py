@@ -94,7 +94,7 @@ class TuiDriver:
         await self.pilot.pause()
 
     async def wait_until_idle(self) -> None:
-        await self.wait_until(lambda: not self.app._chat._tasks, "the end of the reply")
+        await self.wait_until(lambda: not self.app._chat.is_answering, "the end of the reply")
 
     async def open_editor(self) -> None:
         """Open the newest reply for editing."""
