@@ -36,9 +36,14 @@ def format_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def emit(
-    common: GlobalOptions, data: Any, text: str, *, renamed: Mapping[str, str] | None = None
+    common: GlobalOptions,
+    data: Any,
+    text: str,
+    *,
+    empty: str = "",
+    renamed: Mapping[str, str] | None = None,
 ) -> None:
-    """Print data as JSON with --json, else as text. An empty text prints nothing.
+    """Print data as JSON with --json, else as text. For an empty text print a note, if any.
 
     ``renamed`` has the current name of each old key, which is printed too for one release.
     """
@@ -48,31 +53,7 @@ def emit(
         click.echo(format_json(data))
     elif text:
         click.echo(printable(text))
-
-
-def emit_table(
-    common: GlobalOptions,
-    data: Any,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    flexible: Sequence[int] = (),
-    empty: str = "",
-    renamed: Mapping[str, str] | None = None,
-) -> None:
-    """Print data as JSON or as a table, and a note if there are no rows.
-
-    Args:
-        common: The options of every command.
-        data: What ``--json`` prints.
-        headings: The heading of each column.
-        rows: The cells of each row.
-        flexible: The columns that may be cut on a narrow terminal.
-        empty: The note.
-        renamed: See ``emit``.
-    """
-    emit(common, data, format_table(headings, rows, flexible=flexible), renamed=renamed)
-    if empty and not rows:
+    elif empty:
         info(common, empty)
 
 

@@ -192,9 +192,8 @@ def report(common: GlobalOptions) -> None:
         "until": window.until if window else None,
         "users": summaries,
     }
-    emit(common, data, "\n\n".join(each.in_full() for each in summaries))
-    if not summaries:
-        info(common, "There is no daily report yet: a daemon writes one after a day with activity.")
+    empty = "There is no daily report yet: a daemon writes one after a day with activity."
+    emit(common, data, "\n\n".join(each.in_full() for each in summaries), empty=empty)
 
 
 @command(

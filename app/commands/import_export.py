@@ -14,7 +14,7 @@ from personalpeft.formatting import pluralize
 from personalpeft.types import Revision
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, command, option, switch_off
-from personalpeft_app.output import emit, emit_table, info
+from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
     from personalpeft.adapter_io import MergedForm
@@ -184,7 +184,7 @@ def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> No
     with session.open_runtime(common, "change") as runtime, common.display:
         published = runtime.publish(names, to=to, progress=common.display)
     rows = [(each.user, each.name or each.reason) for each in published.stacks]
-    emit_table(common, published, ("USER", "NAME"), rows)
+    emit(common, published, format_table(("USER", "NAME"), rows))
     counts = f"{published.written} written, {published.taken} deleted"
     info(common, f"{published.folder}: {counts}.")
 

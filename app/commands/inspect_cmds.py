@@ -14,7 +14,7 @@ from personalpeft.learning.report import signal_text
 from personalpeft.types import Revision, Signal
 from personalpeft_app import session
 from personalpeft_app.options import GlobalOptions, Group, command, flag, option
-from personalpeft_app.output import emit, emit_table, format_time, info
+from personalpeft_app.output import emit, format_table, format_time, info
 
 _BASE = "(the base)"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -55,7 +55,7 @@ def stack(common: GlobalOptions) -> None:
     headings = ("LAYER", "LIVE", "WEIGHT", "ATTACHED", "VERDICT", "BUILT", "REASON")
     empty = f"{user.id} has no layer yet: the bare base answers."
     data = {"user": user.id, "layers": listed, "pending": pending}
-    emit_table(common, data, headings, rows, flexible=(6,), empty=empty)
+    emit(common, data, format_table(headings, rows, flexible=(6,)), empty=empty)
     for each in pending:
         if each.kind in _STALE:
             info(common, f"{each.layer} {_STALE[each.kind]}.")
@@ -90,8 +90,8 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
     listed = [{**to_json(each), "live": each.id in live} for each in items]
     data = {"user": user.id, "revisions": listed}
-    empty = f"{user.id} has no revision yet. Give feedback, then: personalpeft learn"
-    emit_table(common, data, headings, rows, flexible=(6,), empty=empty)
+    empty = f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}"
+    emit(common, data, format_table(headings, rows, flexible=(6,)), empty=empty)
 
 
 @command("turns", examples=("turns", "turns -n 50 --json"))
@@ -114,7 +114,7 @@ def turns(common: GlobalOptions, limit: int) -> None:
     headings = ("TURN", "WHEN", "FEEDBACK", "PROMPT", "REPLY")
     data = {"user": user.id, "turns": listed}
     empty = f"{user.id} has no turn yet."
-    emit_table(common, data, headings, rows, flexible=(3, 4), empty=empty)
+    emit(common, data, format_table(headings, rows, flexible=(3, 4)), empty=empty)
 
 
 @command("signals", examples=("signals", "signals --all --json"))
@@ -145,7 +145,7 @@ def signals(common: GlobalOptions, everything: bool) -> None:
     headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
     data = {"user": user.id, "training": training, "signals": statuses}
     empty, renamed = f"{user.id} has given no feedback yet.", {"lessons": "signals"}
-    emit_table(common, data, headings, rows, flexible=(7, 8), empty=empty, renamed=renamed)
+    emit(common, data, format_table(headings, rows, flexible=(7, 8)), empty=empty, renamed=renamed)
     if not training:
         info(common, "New feedback is not trained on. To change that: personalpeft set-training on")
 
@@ -203,9 +203,8 @@ def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool)
     else:
         with session.open_user(common, "read") as user:
             summaries = (user.activity_summary(since),)
-    emit(common, {"users": summaries}, "\n\n".join(map(str, summaries)))
-    if not summaries:
-        info(common, "There was no activity in this time.")
+    text, empty = "\n\n".join(map(str, summaries)), "There was no activity in this time."
+    emit(common, {"users": summaries}, text, empty=empty)
 
 
 @click.group(
@@ -234,7 +233,7 @@ def memory_list(common: GlobalOptions) -> None:
     rows = [(item.id, item.kind, format_time(item.at), item.text) for item in items]
     data, headings = {"user": user.id, "items": items}, ("ITEM", "KIND", "SINCE", "TEXT")
     empty = f"{user.id} has no rules and facts yet."
-    emit_table(common, data, headings, rows, flexible=(3,), empty=empty)
+    emit(common, data, format_table(headings, rows, flexible=(3,)), empty=empty)
 
 
 @command(
@@ -306,7 +305,7 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     data = {"users": page, "next": page[-1].id if more else None}
     headings = ("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS", "TRAINING")
     empty = f"No user follows {after}." if after else "This home has no user yet."
-    emit_table(common, data, headings, rows, empty=empty)
+    emit(common, data, format_table(headings, rows), empty=empty)
     if more:
         info(common, f"There are more: personalpeft users --after {page[-1].id}")
 

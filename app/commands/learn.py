@@ -111,9 +111,8 @@ def learn(
         was_stopped = watched["cancelled"]()
     if all_users:
         reports = tuple(report for report in reports if report.error != "NothingToLearn")
-    emit(common, reports, "\n\n".join(map(str, reports)))
-    if not reports:
-        info(common, "No user has anything new to learn.")
+    text, empty = "\n\n".join(map(str, reports)), "No user has anything new to learn."
+    emit(common, reports, text, empty=empty)
     if was_stopped:
         raise Cancelled("Stopped; reported results stay.", hint="The next learn continues.")
     if reports and not all_users and all(report.error for report in reports):

@@ -14,7 +14,7 @@ from personalpeft.formatting import pluralize
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, flag, option
-from personalpeft_app.output import emit, emit_table, format_table, info
+from personalpeft_app.output import emit, format_table, info
 
 
 @command("doctor", examples=("doctor", "doctor --load --json"))
@@ -110,9 +110,8 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
             reports += [
                 user.reproduce(each, **watched) for each in ([revision] if revision else heads)
             ]
-    emit(common, {"revisions": reports}, "\n".join(map(str, reports)))
-    if not reports:
-        info(common, "No revision is live: there is nothing to check.")
+    empty = "No revision is live: there is nothing to check."
+    emit(common, {"revisions": reports}, "\n".join(map(str, reports)), empty=empty)
     if not all(report.equal for report in reports):
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
 
@@ -229,7 +228,7 @@ def gc(common: GlobalOptions, dry_run: bool) -> None:
         ("partial files", str(garbage.parts)),
         ("sessions", str(garbage.sessions)),
     ]
-    emit_table(common, garbage, ("WHAT", "FILES"), rows)
+    emit(common, garbage, format_table(("WHAT", "FILES"), rows))
     info(common, f"{garbage.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
 
 

@@ -18,7 +18,7 @@ from personalpeft import host
 from personalpeft.errors import CardError, WeightsError
 from personalpeft.formatting import to_json
 from personalpeft_app.options import GlobalOptions, Group, command, flag
-from personalpeft_app.output import emit, emit_table, info, to_one_line
+from personalpeft_app.output import emit, format_table, info, to_one_line
 
 if TYPE_CHECKING:
     from personalpeft.base_models.local_models import LocalModel
@@ -65,7 +65,7 @@ def models_list(common: GlobalOptions) -> None:
     ]
     data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
     headings = ("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT")
-    emit_table(common, {"models": data}, headings, rows, flexible=(5,))
+    emit(common, {"models": data}, format_table(headings, rows, flexible=(5,)))
 
 
 @command(
@@ -156,7 +156,7 @@ def _list_found(common: GlobalOptions) -> None:
     ]
     headings = ("OF", "MODEL", "SIZE", "TO ADD IT")
     empty = "No GGUF file was found. Give the path of one."
-    emit_table(common, {"found": found}, headings, rows, empty=empty)
+    emit(common, {"found": found}, format_table(headings, rows), empty=empty)
 
 
 def _describe(model: LocalModel) -> str:

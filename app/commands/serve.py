@@ -17,7 +17,7 @@ from personalpeft.settings import ImplicitFeedback
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, Group, command, flag, option
-from personalpeft_app.output import emit, emit_table, info
+from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
     from personalpeft.store.api_keys import ApiKey
@@ -277,7 +277,7 @@ def api_key_list(common: GlobalOptions) -> None:
     rows = [(each.id, _format_owner(each), each.at) for each in keys]
     data = {"api_keys": keys, "admin_key_file": file}
     renamed = {"tokens": "api_keys", "token_file": "admin_key_file"}
-    emit_table(common, data, ("API KEY", "OWNER", "SINCE"), rows, renamed=renamed)
+    emit(common, data, format_table(("API KEY", "OWNER", "SINCE"), rows), renamed=renamed)
     if file:
         info(common, f"The first administrator's API key is in {file}.")
 

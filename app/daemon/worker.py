@@ -118,7 +118,11 @@ class Worker:
                         learning = stack.enter_context(self._open_learning())
                     except PersonalPeftError as error:
                         # The base may be missing. Tasks that need none run all the same.
-                        self._postpone(decision.action.user, error)
+                        user = decision.action.user
+                        self._postponed[user] = self._clock.now()
+                        # It concerns all users alike.
+                        fault = f"{_describe(error)} The daemon tries again later."
+                        self._log_fault("learn", fault, user=user)
                         continue
                     self._faults.pop("learn", None)
                 self._learn(learning, decision.action)
@@ -147,11 +151,6 @@ class Worker:
         zone = self._settings.time_zone()
         host = policy.HostState(now, zone, **asdict(self._sensors()), served=served)
         return policy.plan(self._settings, host, backlogs, self.journal)
-
-    def _postpone(self, user: str, error: PersonalPeftError) -> None:
-        self._postponed[user] = self._clock.now()
-        # It concerns all users alike.
-        self._log_fault("learn", f"{_describe(error)} The daemon tries again later.", user=user)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
