@@ -90,7 +90,9 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
     listed = [{**to_json(each), "live": each.id in live} for each in items]
     data = {"user": user.id, "revisions": listed}
-    empty = f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}"
+    empty = (
+        f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}"
+    )
     emit(common, data, format_table(headings, rows, flexible=(6,)), empty=empty)
 
 
