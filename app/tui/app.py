@@ -145,8 +145,8 @@ class Tui(OrderedKeyInput):
         self.base = event.base
         await self.action_quit()
 
-    @on(ConversationList.Acted, "#conversations")
-    def _open_conversation(self, event: ConversationList.Acted) -> None:
+    @on(ConversationList.RowAction, "#conversations")
+    def _open_conversation(self, event: ConversationList.RowAction) -> None:
         self._go_to(event.value)
 
     action_write = _forward("_chat", ConversationPane.write)

@@ -28,7 +28,7 @@ class RowList(OptionList):
     """A list of rows. The chosen value stays chosen while it is in the list."""
 
     @dataclass
-    class Acted(Message):
+    class RowAction(Message):
         """The user acted on a row: "open" by Enter or a click, else as the key's binding says."""
 
         rows: RowList
@@ -71,7 +71,7 @@ class RowList(OptionList):
     def action_act(self, act: str) -> None:
         text, value = self.chosen
         if value is not None:
-            self.post_message(self.Acted(self, act, text, value))
+            self.post_message(self.RowAction(self, act, text, value))
 
 
 class ConversationList(RowList):

@@ -371,8 +371,8 @@ class ModelPane(Vertical):
     def on_weight_control_weight_changed(self, event: WeightControl.WeightChanged) -> None:
         self._change(event.layer, partial(self._user.set_weight, event.layer, event.weight))
 
-    @on(RevisionList.Acted, "#revisions")
-    def _act_on_revision(self, event: RevisionList.Acted) -> None:
+    @on(RevisionList.RowAction, "#revisions")
+    def _act_on_revision(self, event: RevisionList.RowAction) -> None:
         layer, revision = event.value
         if event.act == "compare":
             self.compare(layer, revision or "base")
@@ -381,9 +381,9 @@ class ModelPane(Vertical):
 
     # Forgetting
 
-    @on(ForgettableList.Acted, "#why, #memory")
+    @on(ForgettableList.RowAction, "#why, #memory")
     @work
-    async def _forget(self, event: ForgettableList.Acted) -> None:
+    async def _forget(self, event: ForgettableList.RowAction) -> None:
         if event.act != "forget":
             return
         if "forget" in self.tasks:
