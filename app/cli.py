@@ -17,48 +17,12 @@ from personalpeft.plugins import COMMANDS, Plugins
 from personalpeft.settings import resolve
 from personalpeft_app.commands.chat import ask, chat, tui
 from personalpeft_app.commands.daemon import daemon
-from personalpeft_app.commands.feedback_cmds import (
-    compare,
-    feedback,
-    remember,
-    retract,
-    set_training,
-    teach,
-)
+from personalpeft_app.commands.feedback_cmds import FEEDBACK
 from personalpeft_app.commands.forget import forget, forget_user, verify_certificate
-from personalpeft_app.commands.import_export import (
-    export,
-    export_gguf,
-    export_merged,
-    export_peft,
-    import_,
-    import_gguf,
-    import_peft,
-    publish,
-)
-from personalpeft_app.commands.inspect_cmds import (
-    activity,
-    memory,
-    revisions,
-    signals,
-    stack,
-    turns,
-    users,
-    why,
-)
+from personalpeft_app.commands.import_export import EXCHANGE, publish
+from personalpeft_app.commands.inspect_cmds import INSPECT
 from personalpeft_app.commands.learn import learn, practice, rebase, rollback, scope, set_weight
-from personalpeft_app.commands.maintenance import (
-    backup,
-    completion,
-    demo,
-    doctor,
-    encrypt,
-    gc,
-    path,
-    rebuild,
-    restore,
-    verify,
-)
+from personalpeft_app.commands.maintenance import MAINTAIN, completion, demo, doctor, verify
 from personalpeft_app.commands.models import models
 from personalpeft_app.commands.serve import api_key, serve
 from personalpeft_app.error_output import (
@@ -191,31 +155,16 @@ def _checkout_commands() -> tuple[click.Command, ...]:
 
 
 cli.add_section("Chat", (ask, chat, tui, demo))
-cli.add_section("Feedback", (feedback, compare, teach, remember, retract, set_training))
+cli.add_section("Feedback", FEEDBACK)
 cli.add_section(
     "Learn", (learn, daemon, practice, rollback, rebase, set_weight, scope, forget, forget_user)
 )
-cli.add_section("Inspect", (stack, revisions, activity, turns, signals, why, memory, users, models))
-cli.add_section(
-    "Import and export",
-    (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged),
-)
+cli.add_section("Inspect", (*INSPECT, models))
+cli.add_section("Import and export", EXCHANGE)
 cli.add_section("Serve", (serve, api_key, publish))
 cli.add_section(
     "Maintain",
-    (
-        doctor,
-        verify,
-        verify_certificate,
-        rebuild,
-        backup,
-        restore,
-        encrypt,
-        gc,
-        path,
-        *_checkout_commands(),
-        completion,
-    ),
+    (doctor, verify, verify_certificate, *MAINTAIN, *_checkout_commands(), completion),
 )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ def run(common: GlobalOptions, *, keep: bool) -> None:
         info(common, f"The demo uses the home {home}{'' if keep else ', which it deletes later'}.")
         own = replace(common, home=str(home), user="ada", base=_base(common))
         with session.open_user(own, "make") as user:
-            results = {"home": home, **_Demo(own, user).run()}
+            results = {"home": home, **_show(own, user)}
     results["seconds"] = round(time.monotonic() - began, 1)
     kept = f"; the home is {home}" if keep else ""
     emit(common, results, f"\nDone in {results['seconds']:.0f} seconds{kept}.")
@@ -80,105 +81,99 @@ def _has_style(text: str) -> bool:
     return text.strip().startswith(_PREFIX) and text.strip().count(". ") == 0
 
 
-class _Demo:
-    """The steps of the demo. Each prints a table and returns its results."""
+def _show(common: GlobalOptions, user: User) -> dict[str, Any]:
+    """Print each step with a table. Return the results."""
+    say = partial(_print, common)
 
-    def __init__(self, common: GlobalOptions, user: User) -> None:
-        self._common = common
-        self._user = user
+    def ask(question: str) -> str:
+        return user.chat(question, temperature=0, max_tokens=_MAX_TOKENS).text
 
-    def run(self) -> dict[str, Any]:
-        results = self._remember()
-        before = self._ask_all("Asking before")
-        self._correct()
-        results |= self._learn()
-        results |= self._compare(before, self._ask_all("Asking after"))
-        return results | self._roll_back(before)
+    def ask_all(stage: str) -> list[str]:
+        return [ask(question) for question in _each(common, stage, _QUESTIONS)]
 
-    def _remember(self) -> dict[str, Any]:
-        self._print("\n1. Facts act at once\n")
-        facts, rows = [], []
-        for fact, question in self._each("Asking", _FACTS.items()):
-            before = self._ask(question)
-            self._user.remember(fact)
-            after = self._ask(question)
-            facts.append({"fact": fact, "question": question, "before": before, "after": after})
-            rows.append([f"{question} ({fact})", before, after])
-        self._table(["question (and the fact)", "before the fact", "after"], rows)
-        return {"facts": facts}
+    say("\n1. Facts act at once\n")
+    facts, rows = [], []
+    for fact, question in _each(common, "Asking", _FACTS.items()):
+        old = ask(question)
+        user.remember(fact)
+        new = ask(question)
+        facts.append({"fact": fact, "question": question, "before": old, "after": new})
+        rows.append((f"{question} ({fact})", old, new))
+    _print_table(common, ("question (and the fact)", "before the fact", "after"), rows)
+    before = ask_all("Asking before")
 
-    def _correct(self) -> None:
-        self._print(f"\n2. {len(_CORRECTIONS)} replies are corrected\n")
-        rows = []
-        for question, answer in self._each("Asking and correcting", _CORRECTIONS.items()):
-            reply = self._user.chat(question, temperature=0, max_tokens=24)
-            edit = f"{_PREFIX} {answer}"
-            self._user.feedback(reply, edit=edit)
-            rows.append([question, reply.text, edit])
-        self._table(["question", "reply", "edited to"], rows[:2])
-        self._print(f"... and {len(rows) - 2} more like these.")
+    say(f"\n2. {len(_CORRECTIONS)} replies are corrected\n")
+    rows = []
+    for question, answer in _each(common, "Asking and correcting", _CORRECTIONS.items()):
+        reply = user.chat(question, temperature=0, max_tokens=24)
+        edit = f"{_PREFIX} {answer}"
+        user.feedback(reply, edit=edit)
+        rows.append((question, reply.text, edit))
+    _print_table(common, ("question", "reply", "edited to"), rows[:2])
+    say(f"... and {len(rows) - 2} more like these.")
 
-    def _learn(self) -> dict[str, Any]:
-        self._print("\n3. The model learns from them, and a gate judges the result\n")
-        report = run_learn(self._common, self._user)
-        self._print(str(report))
-        if report.verdict is not Verdict.PROMOTED:
-            self._print("It was not promoted, so the answers below are as before.")
-        return {"report": report}
+    say("\n3. The model learns from them, and a gate judges the result\n")
+    report = run_learn(common, user)
+    say(str(report))
+    if report.verdict is not Verdict.PROMOTED:
+        say("It was not promoted, so the answers below are as before.")
+    after = ask_all("Asking after")
 
-    def _compare(self, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-        self._print("\n4. Questions that it never saw, before and after\n")
-        rows = list(zip(_QUESTIONS, before, after, strict=True))
-        self._table(["question", "before", "after"], rows)
-        old, new = sum(map(_has_style, before)), sum(map(_has_style, after))
-        self._print(f"In the style of the corrections: {old} of {len(rows)} before, {new} after.")
-        answers = [dict(zip(("question", "before", "after"), row, strict=True)) for row in rows]
-        return {"answers": answers, "holds_before": old, "holds_after": new}
+    say("\n4. Questions that it never saw, before and after\n")
+    rows = list(zip(_QUESTIONS, before, after, strict=True))
+    _print_table(common, ("question", "before", "after"), rows)
+    styled_before, styled_after = sum(map(_has_style, before)), sum(map(_has_style, after))
+    say(
+        f"In the style of the corrections: {styled_before} of {len(rows)} before, "
+        f"{styled_after} after."
+    )
 
-    def _roll_back(self, before: Sequence[str]) -> dict[str, Any]:
-        self._print("\n5. What was learned can be rolled back\n")
-        if self._user.history():
-            self._user.rollback("style")
-        again = self._ask_all("Asking again")
-        restored = sum(old == new for old, new in zip(before, again, strict=True))
-        history = self._user.history()
-        for move in history:
-            old, new = move.before or "the base", move.after or "the base"
-            self._print(f"{move.cause:<9} {old} -> {new}")
-        self._print(f"{restored} of {len(before)} answers equal the old ones, byte for byte.")
-        moves = [
-            {"cause": each.cause, "before": each.before, "after": each.after} for each in history
-        ]
-        return {"history": moves, "restored": restored}
+    say("\n5. What was learned can be rolled back\n")
+    if user.history():
+        user.rollback("style")
+    again = ask_all("Asking again")
+    restored = sum(old == new for old, new in zip(before, again, strict=True))
+    history = user.history()
+    for move in history:
+        say(f"{move.cause:<9} {move.before or 'the base'} -> {move.after or 'the base'}")
+    say(f"{restored} of {len(before)} answers equal the old ones, byte for byte.")
+    return {
+        "facts": facts,
+        "report": report,
+        "answers": [{"question": q, "before": old, "after": new} for q, old, new in rows],
+        "holds_before": styled_before,
+        "holds_after": styled_after,
+        "history": history,
+        "restored": restored,
+    }
 
-    def _ask(self, question: str) -> str:
-        return self._user.chat(question, temperature=0, max_tokens=_MAX_TOKENS).text
 
-    def _ask_all(self, stage: str) -> list[str]:
-        return [self._ask(question) for question in self._each(stage, _QUESTIONS)]
+def _each(common: GlobalOptions, stage: str, items: Collection[T]) -> Iterator[T]:
+    with common.display as display:
+        for number, item in enumerate(items):
+            display(stage, number / len(items))
+            yield item
 
-    def _each(self, stage: str, items: Collection[T]) -> Iterator[T]:
-        with self._common.display as display:
-            for number, item in enumerate(items):
-                display(stage, number / len(items))
-                yield item
 
-    def _print(self, text: str) -> None:
-        if not self._common.json:
-            click.echo(printable(text))
+def _print(common: GlobalOptions, text: str) -> None:
+    if not common.json:
+        click.echo(printable(text))
 
-    def _table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        if self._common.json:
-            return
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        style = box.ROUNDED if sys.stdout.isatty() else box.ASCII2
-        table = Table(box=style, show_lines=True, expand=True)
-        for heading, ratio in zip(headings, (2, 3, 3), strict=True):
-            table.add_column(Text(heading), ratio=ratio)
-        for row in rows:
-            table.add_row(*[Text(printable(cell)) for cell in row])
-        Console(file=sys.stdout, highlight=False).print(table)
+def _print_table(
+    common: GlobalOptions, headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    if common.json:
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    style = box.ROUNDED if sys.stdout.isatty() else box.ASCII2
+    table = Table(box=style, show_lines=True, expand=True)
+    for heading, ratio in zip(headings, (2, 3, 3), strict=True):
+        table.add_column(Text(heading), ratio=ratio)
+    for row in rows:
+        table.add_row(*[Text(printable(cell)) for cell in row])
+    Console(file=sys.stdout, highlight=False).print(table)

@@ -5,7 +5,6 @@ Imports nothing but click, so that help is shown at once.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -158,34 +157,34 @@ class _Help(click.Command):
         return new + equals + value
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, self._check_option_values(ctx, args))
-        except click.NoSuchOption as error:
-            near = self._options_near(ctx, error.option_name)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise click.UsageError(error.message + hint, ctx) from None
+        return super().parse_args(ctx, self._check_option_values(ctx, args))
 
     def _check_option_values(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments, with negative numbers marked as no options.
 
         Raises ``click.UsageError`` for an option in place of another option's value.
         """
-        options = self._options(ctx)
+        options = {
+            name: option
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+            for name in option.opts
+        }
         parsed, positional = [], []
         rest = list(args)
-        while rest:
+        while rest and rest[0] != "--":
             argument = rest.pop(0)
             option = options.get(argument)
-            if argument == "--" or (option is None and not ctx.allow_interspersed_args):
-                rest.insert(0, argument)
-                break
+            if option is None and not ctx.allow_interspersed_args:
+                # What follows belongs to the group's command.
+                return args
             # A single dash is the standard input.
             is_text = argument == "-" or not argument.startswith("-")
             if is_text or _NEGATIVE_NUMBER.fullmatch(argument):
                 positional.append(argument)
                 continue
             parsed.append(argument)
-            if option is None or option.is_flag or option.count or not rest:
+            if option is None or option.is_flag or not rest:
                 continue
             if rest[0] in options or rest[0].startswith("--"):
                 raise click.UsageError(
@@ -194,24 +193,8 @@ class _Help(click.Command):
                     ctx,
                 )
             parsed.append(rest.pop(0))
-        if not any(map(_NEGATIVE_NUMBER.fullmatch, positional)):
-            return args
-        return [*parsed, "--", *positional, *(rest[1:] if rest[:1] == ["--"] else rest)]
-
-    def _options(self, ctx: click.Context) -> dict[str, click.Option]:
-        return {
-            name: option
-            for option in self.get_params(ctx)
-            if isinstance(option, click.Option)
-            for name in (*option.opts, *option.secondary_opts)
-        }
-
-    def _options_near(self, ctx: click.Context, wrong: str) -> list[str]:
-        """Return the options that a wrong one begins or resembles, without regard to the dashes."""
-        names = {name.lstrip("-"): name for name in self._options(ctx) if name.startswith("--")}
-        wanted = wrong.lstrip("-")
-        begun = [name for name in names if name.startswith(wanted)]
-        return [names[name] for name in begun or difflib.get_close_matches(wanted, names, n=1)]
+        positional += rest[1:]
+        return [*parsed, "--", *positional] if positional else parsed
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -261,8 +244,6 @@ class Group(_Help, click.Group):
     Args:
         default: The name of the command that runs where none is given. Else help is shown.
     """
-
-    command_class = Command
 
     def __init__(self, *, default: str = "", **kwargs: Any) -> None:
         super().__init__(invoke_without_command=bool(default), **kwargs)
@@ -326,9 +307,14 @@ def flag(*names: str, help: str) -> Callable[[Function], Function]:
     return click.option(*names, is_flag=True, help=help)
 
 
-def train_of(no_train: bool) -> bool | None:
-    """Return the library's ``train`` of ``--no-train``: None is the setting of the user."""
-    return False if no_train else None
+def switch_off(name: str, parameter: str, *, help: str) -> Callable[[Function], Function]:
+    """Add an option that sets a parameter to False. Without it, it is True."""
+    return click.option(name, parameter, flag_value=False, default=True, help=help)
+
+
+def no_train_flag(help: str) -> Callable[[Function], Function]:
+    """Add ``--no-train`` as the library's ``train``: False, or None for the user's setting."""
+    return click.option("--no-train", "train", flag_value=False, default=None, help=help)
 
 
 def _whole_line(example: str) -> str:

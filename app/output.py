@@ -36,9 +36,14 @@ def format_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def emit(
-    common: GlobalOptions, data: Any, text: str, *, renamed: Mapping[str, str] | None = None
+    common: GlobalOptions,
+    data: Any,
+    text: str,
+    *,
+    empty: str = "",
+    renamed: Mapping[str, str] | None = None,
 ) -> None:
-    """Print data as JSON with --json, else as text. An empty text prints nothing.
+    """Print data as JSON with --json, else as text. For an empty text print a note, if any.
 
     ``renamed`` has the current name of each old key, which is printed too for one release.
     """
@@ -48,6 +53,8 @@ def emit(
         click.echo(format_json(data))
     elif text:
         click.echo(printable(text))
+    elif empty:
+        info(common, empty)
 
 
 def write(text: str) -> None:

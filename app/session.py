@@ -9,17 +9,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import click
 
+import personalpeft
+from personalpeft.types import Progress
 from personalpeft_app.options import GlobalOptions
 from personalpeft_app.output import info
-
-if TYPE_CHECKING:
-    from personalpeft import Runtime, User
-    from personalpeft.types import HeadMove, Progress
 
 Mode: TypeAlias = Literal["read", "change", "make"]
 
@@ -29,13 +28,12 @@ def open_runtime(
     mode: Mode,
     progress: Progress | None = None,
     **options: Any,
-) -> Runtime:
+) -> personalpeft.Runtime:
     """Open the runtime: to "read", to "change" an existing home, or to "make" one if needed.
 
     Progress goes to ``progress``, or else to the display of ``common``. ``options`` are more of
     ``personalpeft.open``.
     """
-    import personalpeft
     from personalpeft.store.home import DATABASE
 
     home, _ = common.paths()
@@ -69,28 +67,28 @@ def ask_passphrase(home: Path) -> str | None:
 @contextmanager
 def open_user(
     common: GlobalOptions, mode: Mode, progress: Progress | None = None, **options: Any
-) -> Iterator[User]:
+) -> Iterator[personalpeft.User]:
     """Open the user that the options name. Only "make" creates one."""
     from personalpeft.ids import check_user_id
 
     name = check_user_id(common.user_id())
     with open_runtime(common, mode, progress, **options) as runtime:
         user = runtime.user(name, create=mode == "make")
-        reported = _report_withdrawn(common, user, set())
+        newest = user.turns(limit=1)
         yield user
-        _report_withdrawn(common, user, reported)
+        if not (common.json or common.quiet):
+            _report_withdrawn(common, user, newest[0].at if newest else None)
 
 
-def _report_withdrawn(common: GlobalOptions, user: User, reported: set[HeadMove]) -> set[HeadMove]:
-    """Report revisions that were withdrawn since the last turn. Return all that are reported."""
+def _report_withdrawn(
+    common: GlobalOptions, user: personalpeft.User, last_turn: datetime | None
+) -> None:
+    """Report revisions that were withdrawn since the last turn before the command."""
     from personalpeft.learning.outcomes import MoveCause
 
-    if common.json or common.quiet:
-        return reported
-    newest = user.turns(limit=1)
-    withdrawn = {move for move in user.history() if move.cause == MoveCause.WITHDRAWN}
-    news = {move for move in withdrawn if not newest or move.at > newest[0].at}
-    for move in news - reported:
+    for move in user.history():
+        if move.cause != MoveCause.WITHDRAWN or (last_turn and move.at <= last_turn):
+            continue
         reason = next(
             (each.reason for each in user.revisions(move.layer) if each.id == move.before), ""
         )
@@ -100,4 +98,3 @@ def _report_withdrawn(common: GlobalOptions, user: User, reported: set[HeadMove]
             f"{move.layer}: {move.before} was live on probation and was withdrawn ({reason}); "
             f"{back} answers again.",
         )
-    return news | reported

@@ -6,30 +6,24 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from personalpeft.errors import (
-    InvalidInput,
-    NotFound,
-    PersonalPeftError,
-    suggest_nearest,
-)
+import personalpeft
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, suggest_nearest
 from personalpeft_app import session
 from personalpeft_app.commands.learn import run_learn
 from personalpeft_app.error_output import STOPPED, report_error
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, flag, option
+from personalpeft_app.options import GlobalOptions, command, flag, option, switch_off
 from personalpeft_app.output import emit, info, printable, write
 from personalpeft_app.text_input import STDIN, has_unread_stdin, read_argument
 
-if TYPE_CHECKING:
-    from personalpeft import Reply, User
-    from personalpeft.chat.validation import Prompt
 
-
-def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: Any) -> Reply:
+def print_reply(
+    common: GlobalOptions, user: personalpeft.User, prompt: str, **options: Any
+) -> personalpeft.Reply:
     """Print a reply as it is generated, unless --json. Ctrl-C keeps the text so far."""
     with interruptible() as cancelled:
         with common.display:
@@ -78,7 +72,7 @@ def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: An
     metavar="TEXT",
     help="End the reply before this text; can be repeated.",
 )
-@flag("--no-memory", help="Leave your rules, facts and examples out.")
+@switch_off("--no-memory", "memory", help="Leave your rules, facts and examples out.")
 @click.option(
     "--layer",
     "layers",
@@ -89,7 +83,7 @@ def print_reply(common: GlobalOptions, user: User, prompt: Prompt, **options: An
 def ask(
     common: GlobalOptions,
     prompt: str | None,
-    no_memory: bool,
+    memory: bool,
     layers: tuple[str, ...],
     bare: bool,
     **sampling: Any,
@@ -114,7 +108,7 @@ def ask(
             common,
             user,
             text,
-            memory=not (no_memory or bare),
+            memory=memory and not bare,
             layers=[] if bare else list(layers) or None,
             **sampling,
         )
@@ -149,9 +143,9 @@ class PlainChat:
     """
 
     common: GlobalOptions
-    user: User
+    user: personalpeft.User
     conversation_id: str | None = None
-    last: Reply | None = None
+    last: personalpeft.Reply | None = None
 
     def ask(self, text: str) -> None:
         """Continue the conversation and print the reply."""
@@ -192,7 +186,7 @@ class PlainChat:
             )
         actions[name](rest.strip())
 
-    def _reply(self) -> Reply:
+    def _reply(self) -> personalpeft.Reply:
         if self.last is None:
             raise NotFound("There is no reply yet.", hint="Ask something first.")
         return self.last
@@ -225,15 +219,15 @@ class PlainChat:
     examples=("chat", "chat --user ada"),
     surplus="To ask one question: personalpeft ask {}",
 )
-@flag("--no-train", help="Feedback in this chat must not be trained on.")
-def chat(common: GlobalOptions, no_train: bool) -> None:
+@switch_off("--no-train", "train", help="Feedback in this chat must not be trained on.")
+def chat(common: GlobalOptions, train: bool) -> None:
     """Chat in plain lines, in one conversation.
 
     /help lists the commands that a line can give.
 
     Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
     """
-    with session.open_user(common, "make", train=not no_train) as user:
+    with session.open_user(common, "make", train=train) as user:
         if _is_terminal():
             info(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
         plain_chat = PlainChat(common, user)
@@ -296,8 +290,8 @@ def can_draw() -> bool:
 
 
 @command("tui", examples=("tui", "tui --user ada"))
-@flag("--no-train", help="Feedback in this chat must not be trained on.")
-def tui(common: GlobalOptions, no_train: bool) -> None:
+@switch_off("--no-train", "train", help="Feedback in this chat must not be trained on.")
+def tui(common: GlobalOptions, train: bool) -> None:
     """Chat in the whole terminal.
 
     Shows conversations, feedback, edits in place, revisions and provenance. Works with keyboard and
@@ -313,8 +307,8 @@ def tui(common: GlobalOptions, no_train: bool) -> None:
             "The terminal chat needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
         )
     while True:
-        loading = TaskHandle()
-        with session.open_runtime(common, "make", loading.progress, train=not no_train) as runtime:
+        loading = TaskHandle("Loading the model")
+        with session.open_runtime(common, "make", loading.progress, train=train) as runtime:
             user = runtime.user(common.user_id())
             app = Tui(UserSession(runtime, user), loading)
             app.run()

@@ -5,28 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft import host
 from personalpeft.errors import Busy, InvalidInput, PersonalPeftError
 from personalpeft_app import session
+from personalpeft_app.daemon import TASK
 from personalpeft_app.error_output import report_error
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, Group, command
 from personalpeft_app.output import emit, format_json, format_table, format_time, info, printable
 
 if TYPE_CHECKING:
-    from personalpeft import Runtime
-    from personalpeft.learning.status import TrainingStatus
     from personalpeft_app.daemon.journal import LogEntry
-    from personalpeft_app.daemon.policy import LearnUser, Task, Upcoming
+    from personalpeft_app.daemon.policy import Upcoming
 
 _LEASE_SECONDS = 5.0
 _MAX_ENTRIES = 12
@@ -61,7 +61,7 @@ def run(common: GlobalOptions) -> None:
     done. It waits while another daemon runs on the same home.
     """
     from personalpeft_app.daemon.machine import lower_priority
-    from personalpeft_app.daemon.poll_loop import PollLoop
+    from personalpeft_app.daemon.poll_loop import run_every
     from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
@@ -87,17 +87,17 @@ def run(common: GlobalOptions) -> None:
 
             def work() -> None:
                 nonlocal reported
+                before, reported = reported, ""
                 try:
                     worker.run_once()
-                    reported = ""
                 except PersonalPeftError as error:
                     # The home itself fails: a full disk, a missing folder. It may recover.
-                    if error.message != reported:
-                        reported = error.message
+                    reported = error.message
+                    if reported != before:
                         report_error(error, as_data=False)
 
             info(common, f"Running on {runtime.settings.home}; Ctrl-C ends it.")
-            PollLoop(work, settings.poll_seconds).run(stopping)
+            run_every(settings.poll_seconds, work, stopping)
     info(common, "Stopped.")
 
 
@@ -108,7 +108,6 @@ def once(common: GlobalOptions) -> None:
     For a scheduler of your own. Requests, a battery or heat delay a learn here too.
     Ctrl-C or SIGTERM ends it between two steps.
     """
-    from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.settings import read_settings
     from personalpeft_app.daemon.worker import Worker
 
@@ -140,7 +139,6 @@ def status(common: GlobalOptions) -> None:
 
     Works beside a running daemon. Changes nothing.
     """
-    from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.worker import Worker
 
     with session.open_runtime(common, "read") as runtime:
@@ -151,12 +149,13 @@ def status(common: GlobalOptions) -> None:
         started = worker.journal.started if holder else {}
         running = {user: runtime.user(user, create=False).training_status() for user in started}
     learns = [f"{user} learns{_format_progress(each)}" for user, each in running.items()]
-    now = "; ".join(learns) or _format_action(decision.action)
+    due = decision.action
+    now = "; ".join(learns) or (f"{due.name} is due: {due.reason}" if due else "nothing is due")
     data = {
         "running": holder,
         "learning": list(running),
         "underway": running,
-        "due": decision.action,
+        "due": due,
         "next": decision.upcoming,
         "spent_today": round(spent, 1),
         "did": entries,
@@ -183,7 +182,7 @@ def report(common: GlobalOptions) -> None:
     It lists each learn of each user: sources, answers before and after, scores, seconds, and how to
     undo it. Refusals have their reasons. For any other time: personalpeft activity --since.
     """
-    from personalpeft_app.daemon.journal import TASK, from_text
+    from personalpeft_app.daemon.journal import from_text
 
     with session.open_runtime(common, "read") as runtime:
         window = from_text(runtime.maintenance.read_note(TASK)).last_report
@@ -193,9 +192,8 @@ def report(common: GlobalOptions) -> None:
         "until": window.until if window else None,
         "users": summaries,
     }
-    emit(common, data, "\n\n".join(each.in_full() for each in summaries))
-    if not summaries:
-        info(common, "There is no daily report yet: a daemon writes one after a day with activity.")
+    empty = "There is no daily report yet: a daemon writes one after a day with activity."
+    emit(common, data, "\n\n".join(each.in_full() for each in summaries), empty=empty)
 
 
 @command(
@@ -249,25 +247,19 @@ daemon.add_section("Inspect", (report, status, install))
 
 
 def _acquire_lease(
-    common: GlobalOptions, runtime: Runtime, stopping: threading.Event
-) -> AbstractContextManager[Any] | None:
-    """Wait for the lease of the home and return it acquired; None if the process is to end
-    first.
-    """
-    from personalpeft_app.daemon.journal import TASK
-
-    reported = False
+    common: GlobalOptions, runtime: personalpeft.Runtime, stopping: threading.Event
+) -> ExitStack | None:
+    """Wait for the lease of the home. Return None if the process is to end first."""
+    lease, told = ExitStack(), False
     while not stopping.is_set():
-        lease = ExitStack()
         try:
             lease.enter_context(runtime.maintenance.exclusive(TASK))
+            return lease
         except Busy as error:
-            if not reported:
-                reported = True
+            if not told:
                 info(common, f"Waiting for the other daemon of this home. {error.message}")
+            told = True
             stopping.wait(_LEASE_SECONDS)
-            continue
-        return lease
     return None
 
 
@@ -282,16 +274,7 @@ def _format_entry(entry: LogEntry) -> str:
     return f"{at}  {entry.kind}{user}: {entry.message}{seconds}"
 
 
-def _format_action(action: LearnUser | Task | None) -> str:
-    from personalpeft_app.daemon.policy import LearnUser
-
-    if action is None:
-        return "nothing is due"
-    name = f"learn {action.user}" if isinstance(action, LearnUser) else action.kind
-    return f"{name} is due: {action.reason}"
-
-
-def _format_progress(status: TrainingStatus | None) -> str:
+def _format_progress(status: personalpeft.TrainingStatus | None) -> str:
     if status is None or not status.stage:
         return ""
     steps = f", {status.step} of {status.steps}" if status.steps else ""

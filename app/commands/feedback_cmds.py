@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import personalpeft
 from personalpeft.errors import InvalidInput
 from personalpeft.formatting import to_json
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
-from personalpeft_app.options import GlobalOptions, command, flag, option, train_of
+from personalpeft_app.options import GlobalOptions, command, flag, no_train_flag, option, switch_off
 from personalpeft_app.output import emit, info, printable
 from personalpeft_app.text_input import open_editor, read_argument
 
 if TYPE_CHECKING:
-    from personalpeft.chat.compare import Comparison, LabeledComparison
+    from personalpeft.chat.compare import LabeledComparison
     from personalpeft.learning.status import SignalStatus
 
 _NEITHER = "neither"
@@ -48,7 +48,7 @@ _TEXTS = {"edit": "edit", "prefer": "preferred text", "comment": "comment"}
     type=click.FloatRange(-1, 1),
     help="How good the reply was, from -1 to 1.",
 )
-@flag("--no-train", help="No layer is trained on it.")
+@no_train_flag("No layer is trained on it.")
 def feedback(
     common: GlobalOptions,
     turn: str,
@@ -56,7 +56,7 @@ def feedback(
     down: bool,
     editor: bool,
     reward: float | None,
-    no_train: bool,
+    train: bool | None,
     **given: str | None,
 ) -> None:
     """Record feedback on a reply and print its id.
@@ -78,38 +78,37 @@ def feedback(
         if editor:
             texts = {"edit": open_editor(about.reply)}
         rating = 1 if up else -1 if down else None
-        signal = user.feedback(
-            about, rating=rating, reward=reward, train=train_of(no_train), **texts
-        )
-        # None where another program has superseded it meanwhile.
-        status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)
-        too_few = user.pending().too_few
+        signal = user.feedback(about, rating=rating, reward=reward, train=train, **texts)
+        status, use = _use_of(user, signal)
     data = {"signal": signal, "turn": about.id, "user": user.id, "status": status}
     emit(common, data, signal)
     # Background requests of a front end, such as for a title, may be newer than the reply meant.
     info(common, f"Reply: {excerpt(about.messages[-1].content)} -> {excerpt(about.reply)}")
-    use = _describe_use(status, too_few) if status else ""
     info(common, f"Recorded on {about.id}. {use}".rstrip())
 
 
-def _describe_use(status: SignalStatus, too_few: Mapping[str, int]) -> str:
-    if status.place == "rule":
-        return "It applies from the next question on."
-    if status.is_held_out:
-        return f"It replaces an answer that judges {status.layer}, and is not trained on either."
-    if status.place == "layer":
-        shortage = _describe_shortage(status.layer or "", too_few)
-        return shortage or f"The next learn of {status.layer} trains on it."
-    return f"Nothing is learned from it: {status.why}."
+def _use_of(user: personalpeft.User, signal: str) -> tuple[SignalStatus | None, str]:
+    """Return the status of a new signal, and a sentence on its use.
 
-
-def _describe_shortage(layer: str, too_few: Mapping[str, int]) -> str:
-    """Return how many lessons a layer still needs for its first learn, or an empty text."""
+    None and an empty text if another program has superseded it meanwhile.
+    """
     from personalpeft.learning.plan import MIN_LESSONS
 
-    if layer not in too_few:
-        return ""
-    return f"The first learn of {layer} needs {MIN_LESSONS} lessons; {too_few[layer]} so far."
+    status = next((each for each in user.signal_statuses() if each.signal.id == signal), None)
+    if status is None:
+        return None, ""
+    layer = status.layer
+    if status.place == "rule":
+        use = "It applies from the next question on."
+    elif status.is_held_out:
+        use = f"It replaces an answer that judges {layer}, and is not trained on either."
+    elif status.place != "layer":
+        use = f"It trains no layer: {status.why}."
+    elif few := user.pending().too_few.get(layer or ""):
+        use = f"The first learn of {layer} needs {MIN_LESSONS} lessons; {few} so far."
+    else:
+        use = f"The next learn of {layer} trains on it."
+    return status, use
 
 
 @command(
@@ -128,19 +127,13 @@ def _describe_shortage(layer: str, too_few: Mapping[str, int]) -> str:
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
 )
-@flag("--no-memory", help="Leave your rules and facts out.")
+@switch_off("--no-memory", "memory", help="Leave your rules and facts out.")
 @click.option(
     "--choose",
     metavar="1|2|NAME|neither",
     help="The choice, instead of a question; NAME is from --json.",
 )
-def compare(
-    common: GlobalOptions,
-    prompt: str,
-    no_memory: bool,
-    choose: str | None,
-    **options: Any,
-) -> None:
+def compare(common: GlobalOptions, prompt: str, choose: str | None, **options: Any) -> None:
     """Compare two answers to a PROMPT blind, and choose one.
 
     Two revisions of a layer answer, in random order. Your choice is recorded as a preference. Then
@@ -156,7 +149,7 @@ def compare(
     prompt = read_argument(prompt, what="prompt")
     with session.open_user(common, "change") as user:
         with interruptible() as cancelled, common.display:
-            comparison = user.compare(prompt, memory=not no_memory, cancelled=cancelled, **options)
+            comparison = user.compare(prompt, cancelled=cancelled, **options)
         if choose is None and not common.json and not comparison.same and sys.stdin.isatty():
             click.echo(printable(str(comparison)))
             choose = click.prompt(
@@ -171,7 +164,9 @@ def compare(
         info(common, "Both answers are equal, so there is no choice.")
 
 
-def _format_comparison(comparison: Comparison, choice: LabeledComparison | None) -> str:
+def _format_comparison(
+    comparison: personalpeft.Comparison, choice: LabeledComparison | None
+) -> str:
     revisions = " and ".join(
         f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1)
     )
@@ -194,9 +189,9 @@ def _format_comparison(comparison: Comparison, choice: LabeledComparison | None)
 @click.argument("prompt")
 @click.argument("answer")
 @click.option("--skill", metavar="NAME", help="Learn it as a separate skill.  [default: the style]")
-@flag("--no-train", help="Only keep and list it: no layer is trained on it.")
+@no_train_flag("Only keep and list it: no layer is trained on it.")
 def teach(
-    common: GlobalOptions, prompt: str, answer: str, skill: str | None, no_train: bool
+    common: GlobalOptions, prompt: str, answer: str, skill: str | None, train: bool | None
 ) -> None:
     """Show the ANSWER that you want to a PROMPT.
 
@@ -211,17 +206,10 @@ def teach(
     answer = check_text(read_argument(answer, what="answer"), what="answer")
     layer = "style" if skill is None else check_layer_name(f"skill.{skill}")
     with session.open_user(common, "make") as user:
-        trains = not no_train and user.summary().training
-        signal = user.teach(prompt, answer, skill=skill, train=train_of(no_train))
-        too_few = user.pending().too_few
+        signal = user.teach(prompt, answer, skill=skill, train=train)
+        _, use = _use_of(user, signal)
     emit(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
-    option = "" if skill is None else f" --layer {layer}"
-    if trains:
-        shortage = _describe_shortage(layer, too_few)
-        use = shortage or f"To train on it: personalpeft learn{option} --user {user.id}"
-        info(common, f"Recorded for {layer}. {use}")
-    else:
-        info(common, "Recorded. Nothing is trained on it.")
+    info(common, f"Recorded for {layer}. {use}".rstrip())
 
 
 @command(
@@ -237,13 +225,13 @@ def teach(
     "--question", "questions", multiple=True, help="A question that it answers; can be repeated."
 )
 @click.option("--answer", help="The short answer to those questions.")
-@flag("--no-train", help="Only retrieve it: no layer is trained on it.")
+@no_train_flag("Only retrieve it: no layer is trained on it.")
 def remember(
     common: GlobalOptions,
     text: str,
     questions: tuple[str, ...],
     answer: str | None,
-    no_train: bool,
+    train: bool | None,
 ) -> None:
     """Store a fact and print its id.
 
@@ -259,19 +247,11 @@ def remember(
     questions = tuple(check_item_text(question, what="question") for question in questions)
     answer = answer if answer is None else check_item_text(answer, what="answer")
     with session.open_user(common, "make") as user:
-        trains = not no_train and user.summary().training
-        known = next((item.id for item in user.items() if item.text == text), None)
-        signal = user.remember(text, questions=questions, answer=answer, train=train_of(no_train))
-        # That of another source stays beside it.
-        is_twice = signal != known and any(item.id == known for item in user.items())
+        known = any(item.text == text for item in user.items())
+        signal = user.remember(text, questions=questions, answer=answer, train=train)
     emit(common, {"signal": signal, "user": user.id}, signal)
-    if signal == known:
-        info(common, "It was known already, and nothing was added.")
-        return
-    learned = ", and the next learn trains on it" if answer and trains else ""
-    info(common, f"Stored. It applies from the next question on{learned}.")
-    if is_twice:
-        info(common, f"It was known already, as {known}. To have it once: memory retract {known}")
+    note = "It was known already." if known else "It applies from the next question on."
+    info(common, f"Stored. {note}")
 
 
 @command("set-training", examples=("set-training off", "set-training on"))
@@ -315,3 +295,7 @@ def retract(common: GlobalOptions, signals: tuple[str, ...], training_only: bool
         text = excerpt(signal_text(signal))
         what = "training on the" if training_only else "the"
         info(common, f'Retracted {what} {signal.kind} {signal.id}, "{text}".')
+
+
+FEEDBACK = (feedback, compare, teach, remember, retract, set_training)
+"""The commands in the order of the help."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
+import personalpeft
 from personalpeft.errors import InvalidInput
 from personalpeft_app import session
 from personalpeft_app.interrupts import long_call
-from personalpeft_app.options import GlobalOptions, command, flag
+from personalpeft_app.options import GlobalOptions, command, flag, switch_off
 from personalpeft_app.output import emit, info
 from personalpeft_app.text_input import read_argument
-
-if TYPE_CHECKING:
-    from personalpeft import Certificate
 
 certificate_option = click.option(
     "--certificate",
@@ -38,7 +36,7 @@ certificate_option = click.option(
 @click.argument("item")
 @flag("--conversation", help="The whole conversation that the turn is in.")
 @flag("--dry-run", help="Only list what would be erased.")
-@flag("--later", help="Erase now, and rebuild with the next learn.")
+@switch_off("--later", "rebuild", help="Erase now, and rebuild with the next learn.")
 @flag("--yes", help="Do not ask first.")
 @certificate_option
 @flag(
@@ -49,12 +47,10 @@ certificate_option = click.option(
 def forget(
     common: GlobalOptions,
     item: str,
-    conversation: bool,
     dry_run: bool,
-    later: bool,
     yes: bool,
     certificate: Path | None,
-    reproduce: bool,
+    **options: Any,
 ) -> None:
     """Erase a turn, a fact, a rule or other feedback, a conversation or a layer, for good.
 
@@ -71,23 +67,16 @@ def forget(
     model knew it, before and after. To check one: personalpeft verify-certificate
     """
     _check_certificate(certificate, dry_run)
-    if reproduce and certificate is None:
+    if options["reproduce"] and certificate is None:
         raise click.UsageError("--check-rebuild needs --certificate.")
     with session.open_user(common, "read" if dry_run else "change") as user:
         if not (dry_run or yes):
-            preview = user.forget(item, conversation=conversation, dry_run=True)
+            preview = user.forget(item, conversation=options["conversation"], dry_run=True)
             _confirm(common, preview, "Forget this for good?")
         note = "It is erased; rebuilding stops after this step."
         with long_call(common, note) as watched:
-            report = user.forget(
-                item,
-                conversation=conversation,
-                rebuild=not later,
-                dry_run=dry_run,
-                certificate=certificate is not None,
-                reproduce=reproduce,
-                **watched,
-            )
+            wanted = certificate is not None
+            report = user.forget(item, dry_run=dry_run, certificate=wanted, **watched, **options)
     emit(common, report, str(report))
     _write_certificate(common, certificate, report.certificate)
 
@@ -144,8 +133,6 @@ def verify_certificate(
 
     The exit code is 0 if the signature is right, else 8.
     """
-    import personalpeft
-
     certificate = personalpeft.verify_certificate(file, key=key)
     items: tuple[str, ...] | None = None
     if text is not None:
@@ -172,7 +159,7 @@ def _check_certificate(file: Path | None, dry_run: bool) -> None:
 
 
 def _write_certificate(
-    common: GlobalOptions, file: Path | None, certificate: Certificate | None
+    common: GlobalOptions, file: Path | None, certificate: personalpeft.Certificate | None
 ) -> None:
     if file is not None and certificate is not None:
         try:

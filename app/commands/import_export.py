@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft.formatting import pluralize
+from personalpeft.types import Revision
 from personalpeft_app import session
-from personalpeft_app.options import GlobalOptions, command, flag, option
+from personalpeft_app.options import GlobalOptions, command, option, switch_off
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft import User
     from personalpeft.adapter_io import MergedForm
     from personalpeft.archive import ExportSummary, ImportSummary
-    from personalpeft.types import Revision
 
 
 @command("export", examples=("export ada.personal", "export --user ada --no-adapters ada.personal"))
 @click.argument("file")
-@flag("--no-adapters", help="Leave out the adapters, which can be learned again.")
-def export(common: GlobalOptions, file: str, no_adapters: bool) -> None:
+@switch_off("--no-adapters", "adapters", help="Leave out the adapters, which can be learned again.")
+def export(common: GlobalOptions, file: str, adapters: bool) -> None:
     """Write all data of a user into one new FILE.
 
     It holds the turns, the feedback, the revisions with their reports, and the adapters. It is not
     encrypted.
     """
     with session.open_user(common, "change") as user:
-        summary = user.export(file, adapters=not no_adapters)
+        summary = user.export(file, adapters=adapters)
     emit(common, summary, str(summary.path))
     contents = f"{_count_contents(summary)}, {pluralize(summary.adapters, 'adapter')}"
     info(common, f"{contents}; {summary.bytes:,} bytes. To import it: personalpeft import")
@@ -138,7 +138,9 @@ def export_merged(common: GlobalOptions, folder: str, form: MergedForm) -> None:
         info(common, f"For Ollama: ollama create {common.user_id()} -f {modelfile}")
 
 
-def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) -> Path:
+def _export_to(
+    common: GlobalOptions, what: str, write: Callable[[personalpeft.User], Path]
+) -> Path:
     """Let the user write a file or folder (``what``), and print its path."""
     with session.open_user(common, "change") as user, common.display:
         target = write(user)
@@ -146,7 +148,9 @@ def _export_to(common: GlobalOptions, what: str, write: Callable[[User], Path]) 
     return target
 
 
-def _import_layer(common: GlobalOptions, layer: str, read: Callable[[User], Revision]) -> None:
+def _import_layer(
+    common: GlobalOptions, layer: str, read: Callable[[personalpeft.User], Revision]
+) -> None:
     """Let the user import a layer, and print the revision."""
     from personalpeft.ids import check_layer_name
 
@@ -183,3 +187,7 @@ def publish(common: GlobalOptions, users: tuple[str, ...], to: str | None) -> No
     emit(common, published, format_table(("USER", "NAME"), rows))
     counts = f"{published.written} written, {published.taken} deleted"
     info(common, f"{published.folder}: {counts}.")
+
+
+EXCHANGE = (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)
+"""The commands in the order of the help, without ``publish``."""

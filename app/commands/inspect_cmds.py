@@ -37,10 +37,10 @@ def stack(common: GlobalOptions) -> None:
         layers = user.layers()
         revisions = {revision.id: revision for revision in user.revisions()}
         pending = user.pending().triggers
-    data, rows = [], []
+    listed, rows = [], []
     for layer in layers:
-        head = revisions.get(layer.head) if layer.head else None
-        data.append({**to_json(layer), "revision": to_json(head)})
+        head = revisions.get(layer.head or "")
+        listed.append({**to_json(layer), "revision": to_json(head)})
         rows.append(
             (
                 layer.name,
@@ -53,10 +53,9 @@ def stack(common: GlobalOptions) -> None:
             )
         )
     headings = ("LAYER", "LIVE", "WEIGHT", "ATTACHED", "VERDICT", "BUILT", "REASON")
-    table = format_table(headings, rows, flexible=(6,))
-    emit(common, {"user": user.id, "layers": data, "pending": pending}, table)
-    if not layers:
-        info(common, f"{user.id} has no layer yet: the bare base answers.")
+    empty = f"{user.id} has no layer yet: the bare base answers."
+    data = {"user": user.id, "layers": listed, "pending": pending}
+    emit(common, data, format_table(headings, rows, flexible=(6,)), empty=empty)
     for each in pending:
         if each.kind in _STALE:
             info(common, f"{each.layer} {_STALE[each.kind]}.")
@@ -89,13 +88,12 @@ def revisions(common: GlobalOptions, layer: str | None) -> None:
         for each in items
     ]
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
-    data = [{**to_json(each), "live": each.id in live} for each in items]
-    emit(common, {"user": user.id, "revisions": data}, format_table(headings, rows, flexible=(6,)))
-    if not items:
-        info(
-            common,
-            f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}",
-        )
+    listed = [{**to_json(each), "live": each.id in live} for each in items]
+    data = {"user": user.id, "revisions": listed}
+    empty = (
+        f"{user.id} has no revision yet. Give feedback, then: personalpeft learn --user {user.id}"
+    )
+    emit(common, data, format_table(headings, rows, flexible=(6,)), empty=empty)
 
 
 @command("turns", examples=("turns", "turns -n 50 --json"))
@@ -108,17 +106,17 @@ def turns(common: GlobalOptions, limit: int) -> None:
     with session.open_user(common, "read") as user:
         newest = user.turns(limit)
         signals = user.signals()
-    data, rows = [], []
+    listed, rows = [], []
     for turn in newest:
         feedback = [signal for signal in signals if signal.turn == turn.id]
         kinds = ", ".join(dict.fromkeys(str(signal.kind) for signal in feedback))
         prompt = turn.messages[-1].content
-        data.append({**to_json(turn), "signals": to_json(feedback)})
+        listed.append({**to_json(turn), "signals": to_json(feedback)})
         rows.append((turn.id, format_time(turn.at), kinds or "-", prompt, turn.reply))
     headings = ("TURN", "WHEN", "FEEDBACK", "PROMPT", "REPLY")
-    emit(common, {"user": user.id, "turns": data}, format_table(headings, rows, flexible=(3, 4)))
-    if not newest:
-        info(common, f"{user.id} has no turn yet.")
+    data = {"user": user.id, "turns": listed}
+    empty = f"{user.id} has no turn yet."
+    emit(common, data, format_table(headings, rows, flexible=(3, 4)), empty=empty)
 
 
 @command("signals", examples=("signals", "signals --all --json"))
@@ -147,11 +145,9 @@ def signals(common: GlobalOptions, everything: bool) -> None:
         for each in statuses
     ]
     headings = ("SIGNAL", "TIME", "SOURCE", "KIND", "PLACE", "USE", "REVISION", "WHY", "TEXT")
-    table = format_table(headings, rows, flexible=(7, 8))
     data = {"user": user.id, "training": training, "signals": statuses}
-    emit(common, data, table, renamed={"lessons": "signals"})
-    if not statuses:
-        info(common, f"{user.id} has given no feedback yet.")
+    empty, renamed = f"{user.id} has given no feedback yet.", {"lessons": "signals"}
+    emit(common, data, format_table(headings, rows, flexible=(7, 8)), empty=empty, renamed=renamed)
     if not training:
         info(common, "New feedback is not trained on. To change that: personalpeft set-training on")
 
@@ -209,9 +205,8 @@ def activity(common: GlobalOptions, since: timedelta | datetime, everyone: bool)
     else:
         with session.open_user(common, "read") as user:
             summaries = (user.activity_summary(since),)
-    emit(common, {"users": summaries}, "\n\n".join(map(str, summaries)))
-    if not summaries:
-        info(common, "There was no activity in this time.")
+    text, empty = "\n\n".join(map(str, summaries)), "There was no activity in this time."
+    emit(common, {"users": summaries}, text, empty=empty)
 
 
 @click.group(
@@ -238,10 +233,9 @@ def memory_list(common: GlobalOptions) -> None:
     with session.open_user(common, "read") as user:
         items = user.items()
     rows = [(item.id, item.kind, format_time(item.at), item.text) for item in items]
-    table = format_table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,))
-    emit(common, {"user": user.id, "items": items}, table)
-    if not items:
-        info(common, f"{user.id} has no rules and facts yet.")
+    data, headings = {"user": user.id, "items": items}, ("ITEM", "KIND", "SINCE", "TEXT")
+    empty = f"{user.id} has no rules and facts yet."
+    emit(common, data, format_table(headings, rows, flexible=(3,)), empty=empty)
 
 
 @command(
@@ -312,11 +306,10 @@ def users(common: GlobalOptions, after: str | None, limit: int) -> None:
     ]
     data = {"users": page, "next": page[-1].id if more else None}
     headings = ("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS", "TRAINING")
-    emit(common, data, format_table(headings, rows))
+    empty = f"No user follows {after}." if after else "This home has no user yet."
+    emit(common, data, format_table(headings, rows), empty=empty)
     if more:
         info(common, f"There are more: personalpeft users --after {page[-1].id}")
-    elif not page:
-        info(common, f"No user follows {after}." if after else "This home has no user yet.")
 
 
 def _format_source(signal: Signal) -> str:
@@ -326,3 +319,7 @@ def _format_source(signal: Signal) -> str:
 
 def _verdict(revision: Revision) -> str:
     return f"{revision.verdict}{', on probation' if revision.probation else ''}"
+
+
+INSPECT = (stack, revisions, activity, turns, signals, why, memory, users)
+"""The commands in the order of the help."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
+import personalpeft
 from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.learning.outcomes import MoveCause
 from personalpeft.types import Scope
@@ -15,15 +16,12 @@ from personalpeft_app.interrupts import long_call
 from personalpeft_app.options import GlobalOptions, command, flag
 from personalpeft_app.output import emit, info
 
-if TYPE_CHECKING:
-    from personalpeft import LearnReport, User
-
 BASE = "base"
 
 
 def run_learn(
-    common: GlobalOptions, user: User, layer: str | None = None, **options: Any
-) -> LearnReport:
+    common: GlobalOptions, user: personalpeft.User, layer: str | None = None, **options: Any
+) -> personalpeft.LearnReport:
     """Learn with a progress bar. The first Ctrl-C stops after the running step."""
     with long_call(common) as watched:
         return user.learn(layer, **watched, **options)
@@ -113,9 +111,8 @@ def learn(
         was_stopped = watched["cancelled"]()
     if all_users:
         reports = tuple(report for report in reports if report.error != "NothingToLearn")
-    emit(common, reports, "\n\n".join(map(str, reports)))
-    if not reports:
-        info(common, "No user has anything new to learn.")
+    text, empty = "\n\n".join(map(str, reports)), "No user has anything new to learn."
+    emit(common, reports, text, empty=empty)
     if was_stopped:
         raise Cancelled("Stopped; reported results stay.", hint="The next learn continues.")
     if reports and not all_users and all(report.error for report in reports):

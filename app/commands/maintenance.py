@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import personalpeft
 from personalpeft.errors import Damaged, get_error_codes
 from personalpeft.formatting import pluralize
 from personalpeft_app import session
@@ -109,9 +110,8 @@ def rebuild(common: GlobalOptions, revision: str | None, check: bool, all_users:
             reports += [
                 user.reproduce(each, **watched) for each in ([revision] if revision else heads)
             ]
-    emit(common, {"revisions": reports}, "\n".join(map(str, reports)))
-    if not reports:
-        info(common, "No revision is live: there is nothing to check.")
+    empty = "No revision is live: there is nothing to check."
+    emit(common, {"revisions": reports}, "\n".join(map(str, reports)), empty=empty)
     if not all(report.equal for report in reports):
         raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
 
@@ -157,8 +157,6 @@ def restore(
     BACKUP is a copy that backup made, or their folder, for the newest. What was forgotten since is
     forgotten again first. Stop other programs that use the home.
     """
-    import personalpeft
-
     home, _ = common.paths()
     with common.display:
         report = personalpeft.restore(
@@ -192,8 +190,6 @@ def encrypt(common: GlobalOptions, key: str | None, rotate: bool, off: bool) -> 
     Writes the home anew, verifies it, and then replaces the former files. Stop other programs that
     use the home.
     """
-    import personalpeft
-
     if off and (key or rotate):
         raise click.UsageError("--off excludes --key and --rotate.")
     home, _ = common.paths()
@@ -280,3 +276,7 @@ def demo(common: GlobalOptions, keep: bool) -> None:
     from personalpeft_app.demo import run
 
     run(common, keep=keep)
+
+
+MAINTAIN = (rebuild, backup, restore, encrypt, gc, path)
+"""The commands that only maintain, in the order of the help."""

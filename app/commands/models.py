@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft import host
-from personalpeft.errors import CardError, PersonalPeftError, WeightsError
+from personalpeft.errors import CardError, WeightsError
 from personalpeft.formatting import to_json
 from personalpeft_app.options import GlobalOptions, Group, command, flag
 from personalpeft_app.output import emit, format_table, info, to_one_line
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from personalpeft.base_models.local_models import LocalModel
 
 _QUESTION = "Where does the sun rise?"
-_TEMPLATE_LIMIT = 1 << 20
 _GIB = 1 << 30
 
 
@@ -64,11 +64,8 @@ def models_list(common: GlobalOptions) -> None:
         for card in cards
     ]
     data = [{**to_json(card), "weights": weights_status(card)} for card in cards]
-    emit(
-        common,
-        {"models": data},
-        format_table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
-    )
+    headings = ("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT")
+    emit(common, {"models": data}, format_table(headings, rows, flexible=(5,)))
 
 
 @command(
@@ -157,9 +154,9 @@ def _list_found(common: GlobalOptions) -> None:
         )
         for each in found
     ]
-    emit(common, {"found": found}, format_table(("OF", "MODEL", "SIZE", "TO ADD IT"), rows))
-    if not found:
-        info(common, "No GGUF file was found. Give the path of one.")
+    headings = ("OF", "MODEL", "SIZE", "TO ADD IT")
+    empty = "No GGUF file was found. Give the path of one."
+    emit(common, {"found": found}, format_table(headings, rows), empty=empty)
 
 
 def _describe(model: LocalModel) -> str:
@@ -182,7 +179,6 @@ def _describe(model: LocalModel) -> str:
 
 
 def _ask(common: GlobalOptions, model: LocalModel) -> str:
-    import personalpeft
     from personalpeft.base_models.model_card import write_card
 
     # A home of its own: the user's gets the card only if this works.
@@ -203,11 +199,7 @@ def _ask(common: GlobalOptions, model: LocalModel) -> str:
 
 def _read_template(file: Path) -> str:
     try:
-        if file.stat().st_size > _TEMPLATE_LIMIT:
-            raise CardError(f"{file} is too large for a template.", hint="Give a Jinja file.")
         text = file.read_text("utf-8")
-    except PersonalPeftError:
-        raise
     except (OSError, ValueError) as error:
         raise CardError(f"{file} cannot be read: {error}.", hint="Give a Jinja file.") from error
     if not text.strip():

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+import personalpeft
 from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.settings import ImplicitFeedback
 from personalpeft_app import session
 from personalpeft_app.interrupts import interruptible
 from personalpeft_app.options import GlobalOptions, Group, command, flag, option
 from personalpeft_app.output import emit, format_table, info
 
 if TYPE_CHECKING:
-    from personalpeft import Runtime
-    from personalpeft.settings import ImplicitFeedback
     from personalpeft.store.api_keys import ApiKey
 
 _RENAMED = {"token_file": "admin_key_file", "token_made": "admin_key_created"}
@@ -121,7 +121,6 @@ def serve(
 
     Ctrl-C and SIGTERM let open replies end.
     """
-    from personalpeft import Serving
     from personalpeft.backends.choice import ChoiceReason, default_batch
     from personalpeft.store.api_keys import ADMIN_KEY_FILE, KEYS_FILE
     from personalpeft.store.home_keys import ENCRYPTION
@@ -151,7 +150,7 @@ def serve(
     if tinker:
         # Its clients train on torch, and sample many replies at once.
         max_batch = max_batch or default_batch("torch")
-    serving = Serving(
+    serving = personalpeft.Serving(
         max_batch=max_batch,
         max_queue=max_queue,
         max_queue_per_user=share_of_a_user(max_queue),
@@ -223,7 +222,7 @@ def serve(
     info(common, "Stopped.")
 
 
-def _admin_key_file(runtime: Runtime) -> Path | None:
+def _admin_key_file(runtime: personalpeft.Runtime) -> Path | None:
     file = runtime.api_keys.admin_key_file
     return file if file.exists() else None
 
@@ -277,8 +276,8 @@ def api_key_list(common: GlobalOptions) -> None:
         keys, file = runtime.api_keys.list_keys(), _admin_key_file(runtime)
     rows = [(each.id, _format_owner(each), each.at) for each in keys]
     data = {"api_keys": keys, "admin_key_file": file}
-    table = format_table(("API KEY", "OWNER", "SINCE"), rows)
-    emit(common, data, table, renamed={"tokens": "api_keys", "token_file": "admin_key_file"})
+    renamed = {"tokens": "api_keys", "token_file": "admin_key_file"}
+    emit(common, data, format_table(("API KEY", "OWNER", "SINCE"), rows), renamed=renamed)
     if file:
         info(common, f"The first administrator's API key is in {file}.")
 
@@ -334,7 +333,7 @@ def api_key_create(common: GlobalOptions, admin: bool, worker: bool) -> None:
         info(common, f"The home has no user {user} yet: the first request creates it.")
 
 
-def _exists(runtime: Runtime, user: str) -> bool:
+def _exists(runtime: personalpeft.Runtime, user: str) -> bool:
     try:
         runtime.user(user, create=False)
     except NotFound:

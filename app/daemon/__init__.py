@@ -4,3 +4,6 @@
 sensors. ``worker`` acts, ``tasks`` are its actions beside learning, ``journal`` records, and
 ``poll_loop`` calls it. ``units`` starts it with the system.
 """
+
+TASK = "daemon"
+"""The name of the daemon's lease and of its note."""

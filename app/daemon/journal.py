@@ -16,9 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
-TASK = "daemon"
-"""The name of the daemon's lease and of its note."""
-
 MAX_INTERRUPTIONS = 5
 """A learn that was cut off this often with its process waits for a new reason."""
 
@@ -161,12 +158,6 @@ class Journal:
     def record_task(self, kind: TaskKind, key: str) -> Self:
         tasks, failed = {**self.tasks, kind: key}, _without(self.failed, kind)
         return replace(self, tasks=tasks, failed=failed)
-
-    def fail_task(self, kind: TaskKind, failure: FailedTask) -> Self:
-        return replace(self, failed={**self.failed, kind: failure})
-
-    def record_report(self, window: ReportWindow) -> Self:
-        return replace(self, last_report=window)
 
     def as_text(self) -> str:
         """Return the text that ``from_text`` reads."""

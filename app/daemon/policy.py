@@ -72,6 +72,10 @@ class LearnUser:
     seconds: float
     reason: str
 
+    @property
+    def name(self) -> str:
+        return f"learn {self.user}"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -80,6 +84,10 @@ class Task:
     kind: TaskKind
     key: str
     reason: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
 
 
 @dataclass(frozen=True, slots=True)

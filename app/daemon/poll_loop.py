@@ -24,37 +24,33 @@ _log = logging.getLogger(f"{__name__}.scheduler")
 _log.setLevel(logging.ERROR)
 
 
-class PollLoop:
-    """Calls ``work`` at once and then every ``every`` seconds, in another thread."""
+def run_every(
+    seconds: float, work: Callable[[], None], stopping: threading.Event, *, look: float = 1.0
+) -> None:
+    """Call ``work`` at once and then at an interval, in another thread, until ``stopping`` is set.
 
-    def __init__(self, work: Callable[[], None], every: float) -> None:
-        self._work = work
-        self._every = timedelta(seconds=every)
+    Return after the running round. ``look`` is the seconds between two looks of the watchdog.
+    """
 
-    def run(self, stopping: threading.Event, *, look: float = 1.0) -> None:
-        """Run until ``stopping`` is set, and return after the running round.
-
-        ``look`` is the seconds between two looks of the watchdog.
-        """
-        # No round is too late. By default missed rounds become one, and one runs at a time.
-        scheduler = BackgroundScheduler(
-            job_defaults={"misfire_grace_time": None}, timezone=UTC, logger=_log
-        )
-        trigger = IntervalTrigger(seconds=self._every.total_seconds(), timezone=UTC)
-        job = scheduler.add_job(self._round, trigger, next_run_time=datetime.now(UTC))
-        scheduler.start()
+    def work_once() -> None:
         try:
-            while not stopping.wait(look):
-                # Only a clock that was set back makes it further away.
-                if job.next_run_time - datetime.now(UTC) > self._every:
-                    job.modify(next_run_time=datetime.now(UTC))
-        finally:
-            # Else it would hand rounds to workers that are gone while it waits for the last one.
-            scheduler.pause()
-            scheduler.shutdown(wait=True)
-
-    def _round(self) -> None:
-        try:
-            self._work()
+            work()
         except Exception as bug:  # noqa: BLE001 - the scheduler would log the text
             log.error("a round failed: %s", format_origin(bug))
+
+    # No round is too late. By default missed rounds become one, and one runs at a time.
+    scheduler = BackgroundScheduler(
+        job_defaults={"misfire_grace_time": None}, timezone=UTC, logger=_log
+    )
+    trigger = IntervalTrigger(seconds=seconds, timezone=UTC)
+    job = scheduler.add_job(work_once, trigger, next_run_time=datetime.now(UTC))
+    scheduler.start()
+    try:
+        while not stopping.wait(look):
+            # Only a clock that was set back makes it further away.
+            if job.next_run_time - datetime.now(UTC) > timedelta(seconds=seconds):
+                job.modify(next_run_time=datetime.now(UTC))
+    finally:
+        # Else it would hand rounds to workers that are gone while it waits for the last one.
+        scheduler.pause()
+        scheduler.shutdown(wait=True)

@@ -5,21 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictStr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from personalpeft.errors import HomeError, InvalidInput, suggest_nearest
 
@@ -56,14 +49,17 @@ def _check_zone(name: str) -> str:
     return name
 
 
-_TimeOfDay = Annotated[StrictStr, AfterValidator(_check_time)]
-_Zone = Annotated[StrictStr, AfterValidator(_check_zone)]
-_NotNegative = Annotated[float, Field(strict=True, ge=0, lt=1e9)]
-_Count = Annotated[int, Field(strict=True, ge=1, lt=10**9)]
-_AtLeastOne = Annotated[float, Field(strict=True, ge=1, lt=1e9)]
+_TimeOfDay = Annotated[str, AfterValidator(_check_time)]
+_Zone = Annotated[str, AfterValidator(_check_zone)]
+_NotNegative = Annotated[float, Field(ge=0, lt=1e9)]
+_Count = Annotated[int, Field(ge=1, lt=10**9)]
+_AtLeastOne = Annotated[float, Field(ge=1, lt=1e9)]
 
 
-@dataclass(frozen=True, slots=True)
+_RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, config=_RULES)
 class Settings:
     """The daemon's settings.
 
@@ -82,18 +78,16 @@ class Settings:
         poll_seconds: Seconds between two looks at the home; read at the start.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
-
     min_signals: _Count = 8
     learn_at: _TimeOfDay = "03:00"
     report_at: _TimeOfDay = "07:00"
     zone: _Zone = ""
-    require_ac_power: StrictBool = True
+    require_ac_power: bool = True
     load: _NotNegative = 0.5
     temperature: _AtLeastOne = 85.0
     idle: _NotNegative = 5.0
     budget: _NotNegative = 60.0
-    backup: StrictStr = "backups"
+    backup: str = "backups"
     backup_keep: _Count = 7
     poll_seconds: _AtLeastOne = 60.0
 
@@ -107,10 +101,6 @@ class Settings:
             return tzlocal.reload_localzone()
         except Exception:  # noqa: BLE001 - it refuses a TZ of POSIX, as CET-1CEST,M3.5.0,M10.5.0
             return datetime.now().astimezone().tzinfo or UTC
-
-
-# The daemon reads its settings each minute.
-_ADAPTER = TypeAdapter(Settings)
 
 
 def read_settings(home: Path) -> Settings:
@@ -145,7 +135,7 @@ def read_settings(home: Path) -> Settings:
             log.warning("%s: %s is now called %s; the old name goes next release", FILE, old, new)
             table.setdefault(new, table.pop(old))
     try:
-        return _ADAPTER.validate_python(table)
+        return Settings(**table)
     except ValidationError as error:
         fault = error.errors()[0]
         key = str(fault["loc"][0])

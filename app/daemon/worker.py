@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -33,11 +33,10 @@ from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import format_origin
 from personalpeft.learning.status import Pending
 from personalpeft.store.types import UserSummary
-from personalpeft_app.daemon import tasks
+from personalpeft_app.daemon import TASK, policy, tasks
 from personalpeft_app.daemon.journal import (
     MAX_INTERRUPTIONS,
     MAX_MESSAGE,
-    TASK,
     FailedTask,
     Journal,
     LogEntry,
@@ -47,15 +46,6 @@ from personalpeft_app.daemon.journal import (
     local_day,
 )
 from personalpeft_app.daemon.machine import Machine, MachineReading
-from personalpeft_app.daemon.policy import (
-    QUIET,
-    RETRY,
-    Decision,
-    HostState,
-    LearnUser,
-    Task,
-    plan,
-)
 from personalpeft_app.daemon.settings import Settings, read_settings
 
 log = logging.getLogger(__name__)
@@ -106,7 +96,7 @@ class Worker:
         self._postponed: dict[str, datetime] = {}
         self.journal = from_text(runtime.maintenance.read_note(TASK))
 
-    def run_once(self) -> Decision:
+    def run_once(self) -> policy.Decision:
         """Act until nothing is due or the process is to end. Return what comes next.
 
         Raises what the home itself raises, as ``HomeError`` on a full disk.
@@ -120,7 +110,7 @@ class Worker:
                 decision = self._decide()
                 if decision.action is None or self._stopping():
                     return decision
-                if isinstance(decision.action, Task):
+                if isinstance(decision.action, policy.Task):
                     self._run_task(decision.action)
                     continue
                 if learning is None:
@@ -128,12 +118,16 @@ class Worker:
                         learning = stack.enter_context(self._open_learning())
                     except PersonalPeftError as error:
                         # The base may be missing. Tasks that need none run all the same.
-                        self._postpone(decision.action.user, error)
+                        user = decision.action.user
+                        self._postponed[user] = self._clock.now()
+                        # It concerns all users alike.
+                        fault = f"{_describe(error)} The daemon tries again later."
+                        self._log_fault("learn", fault, user=user)
                         continue
                     self._faults.pop("learn", None)
                 self._learn(learning, decision.action)
 
-    def preview(self) -> Decision:
+    def preview(self) -> policy.Decision:
         """Return the due actions and the next ones, and do nothing. A read-only home is enough.
 
         Raises ``InvalidInput`` for invalid settings.
@@ -146,7 +140,7 @@ class Worker:
         """The seconds of learning that today's budget has lost."""
         return self.journal.spent_on(self._clock.now(), self._settings.time_zone())
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> policy.Decision:
         attempts = self.journal.attempts
         backlogs = [
             pending.without(attempts.get(user, ()))
@@ -155,18 +149,13 @@ class Worker:
         ]
         now, served = self._clock.now(), self._runtime.maintenance.last_activity()
         zone = self._settings.time_zone()
-        host = HostState(now, zone, **asdict(self._sensors()), served=served)
-        return plan(self._settings, host, backlogs, self.journal)
-
-    def _postpone(self, user: str, error: PersonalPeftError) -> None:
-        self._postponed[user] = self._clock.now()
-        # It concerns all users alike.
-        self._log_fault("learn", f"{_describe(error)} The daemon tries again later.", user=user)
+        host = policy.HostState(now, zone, **asdict(self._sensors()), served=served)
+        return policy.plan(self._settings, host, backlogs, self.journal)
 
     def _is_postponed(self, user: str) -> bool:
         # A distance, as ``policy`` measures: a clock that is set back postpones nothing further.
         failed = self._postponed.get(user)
-        return failed is not None and abs(self._clock.now() - failed) < RETRY
+        return failed is not None and abs(self._clock.now() - failed) < policy.RETRY
 
     def _read_settings(self) -> None:
         try:
@@ -185,7 +174,7 @@ class Worker:
                 message = f"was cut off {started.times} times; it waits for a new reason"
                 self._log(journal, "learn", message, user=user, outcome=Outcome.ABANDONED)
 
-    def _learn(self, runtime: Runtime, learn: LearnUser) -> None:
+    def _learn(self, runtime: Runtime, learn: policy.LearnUser) -> None:
         user, attempts = learn.user, self.journal.attempts.get(learn.user, ())
         try:
             pending = runtime.user(user, create=False).pending().without(attempts)
@@ -241,7 +230,7 @@ class Worker:
             return frozenset(each.key for each in pending.triggers)
         return frozenset()
 
-    def _run_task(self, task: Task) -> None:
+    def _run_task(self, task: policy.Task) -> None:
         began = self._clock.timer()
         window = tasks.next_window(self.journal.last_report, self._clock.now())
         try:
@@ -251,17 +240,18 @@ class Worker:
             return
         journal = self.journal.record_task(task.kind, task.key)
         if message and task.kind is TaskKind.REPORT:
-            journal = journal.record_report(window)
+            journal = replace(journal, last_report=window)
         if message:
             self._log(journal, task.kind, message, seconds=self._clock.timer() - began)
         else:
             self._save_journal(journal)
 
-    def _record_failure(self, task: Task, message: str) -> None:
+    def _record_failure(self, task: policy.Task, message: str) -> None:
         """Record a failed task, which is tried again later. The same error is logged once."""
         before = self.journal.failed.get(task.kind)
         failure = FailedTask(task.key, self._clock.now(), message[:MAX_MESSAGE])
-        journal = self.journal.fail_task(task.kind, failure)
+        failed = {**self.journal.failed, task.kind: failure}
+        journal = replace(self.journal, failed=failed)
         if before is not None and (before.key, before.message) == (failure.key, failure.message):
             self._save_journal(journal)
         else:
@@ -328,7 +318,9 @@ class _HostMonitor:
     def paused(self) -> bool:
         self._probe()
         served = self._worker._runtime.maintenance.last_activity()
-        return self._hot or (served is not None and abs(self._worker._clock.now() - served) < QUIET)
+        return self._hot or (
+            served is not None and abs(self._worker._clock.now() - served) < policy.QUIET
+        )
 
     def finish(self) -> float:
         """Record the rest of the time. Return the seconds of the learn."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
+from textual import on
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -122,9 +123,8 @@ class Tui(OrderedKeyInput):
         self.query_one("#status", Static).update(status)
 
     def on_conversation_pane_changed(self) -> None:
-        rows, key = self._chat.rows, self._chat.key
-        self._list.show([views.conversation(row, shown=row.key == key) for row in rows], key)
-        self._model.select(self._chat.selected)
+        self._list.show(self._chat.rows, self._chat.key)
+        self._model.select(self._chat.conversation.selected)
 
     def on_conversation_pane_recorded(self) -> None:
         self._model.refresh_state()
@@ -145,8 +145,9 @@ class Tui(OrderedKeyInput):
         self.base = event.base
         await self.action_quit()
 
-    def on_conversation_list_selected(self, event: ConversationList.Selected) -> None:
-        self._go_to(event.key)
+    @on(ConversationList.RowAction, "#conversations")
+    def _open_conversation(self, event: ConversationList.RowAction) -> None:
+        self._go_to(event.value)
 
     action_write = _forward("_chat", ConversationPane.write)
     action_read = _forward("_chat", ConversationPane.focus_replies)
@@ -191,7 +192,6 @@ class Tui(OrderedKeyInput):
 
     action_remember = _forward("_chat", ConversationPane.write, "remember")
     action_comment = _forward("_chat", ConversationPane.comment)
-    action_take_back = _forward("_chat", ConversationPane.take_back)
 
     def action_stop(self) -> None:
         """Leave a mode, or stop what runs; else focus the composer."""
@@ -242,7 +242,7 @@ class Tui(OrderedKeyInput):
     async def action_quit(self) -> None:
         self.unsent = self._chat.unsent()
         self._chat.stop_all()
-        for task in self._model.tasks:
+        for task in self._model.tasks.values():
             task.stop()
         self.exit()
 

@@ -27,6 +27,19 @@ _STEP = 0.1
 class RowList(OptionList):
     """A list of rows. The chosen value stays chosen while it is in the list."""
 
+    @dataclass
+    class RowAction(Message):
+        """The user acted on a row: "open" by Enter or a click, else as the key's binding says."""
+
+        rows: RowList
+        act: str
+        text: Content
+        value: Any
+
+        @property
+        def control(self) -> RowList:
+            return self.rows
+
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)
         self._rows: tuple[Row, ...] = ()
@@ -51,68 +64,38 @@ class RowList(OptionList):
         choosable = [n for n, each in enumerate(values) if each is not None]
         self.highlighted = min(choosable, key=lambda n: abs(n - at), default=None)
 
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.action_act("open")
+
+    def action_act(self, act: str) -> None:
+        text, value = self.chosen
+        if value is not None:
+            self.post_message(self.RowAction(self, act, text, value))
+
 
 class ConversationList(RowList):
-    """The conversations, newest first."""
+    """The conversations, newest first. The values are keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "app.new", "New"),
         Binding("escape", "app.write", "Back"),
     ]
 
-    @dataclass
-    class Selected(Message):
-        """The user chose a conversation."""
-
-        key: str
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        self.post_message(self.Selected(self.chosen[1]))
-
 
 class RevisionList(RowList):
-    """Every revision, each layer's newest first, and below them the bare base."""
+    """Every revision, each layer's newest first, and below them the bare base.
+
+    The values are pairs of a layer and a revision, None for the bare base.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings("In the revisions")
 
-    @dataclass
-    class RevisionAction(Message):
-        """Make a revision live, or compare it. None is the bare base."""
-
-        layer: str
-        revision: str | None
-        compare: bool
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        self._act(compare=False)
-
-    def action_compare(self) -> None:
-        self._act(compare=True)
-
-    def _act(self, *, compare: bool) -> None:
-        if self.chosen[1] is not None:
-            layer, revision = self.chosen[1]
-            self.post_message(self.RevisionAction(layer, revision, compare))
-
 
 class ForgettableList(RowList):
-    """A list of replies, signals, rules and facts. Rows with an id can be forgotten."""
+    """A list of replies, signals, rules and facts. The values are ids of what can be forgotten."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings("In why and memory")
-
-    @dataclass
-    class ForgetRequested(Message):
-        """The user wants an item forgotten."""
-
-        item: str
-        text: Content
-
-    def action_forget(self) -> None:
-        text, item = self.chosen
-        if item is not None:
-            self.post_message(self.ForgetRequested(item, text))
 
 
 class WeightControl(Widget, can_focus=True):

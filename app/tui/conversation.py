@@ -5,18 +5,18 @@ Invariant: at most one exchange of a conversation streams in: each is a reply to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from personalpeft import Conversation as RecordedConversation
-from personalpeft import ConversationSummary, TurnFeedback
+from personalpeft import TurnFeedback
 from personalpeft.types import Turn
+from personalpeft_app.tui.user_session import TaskHandle
 
 Status: TypeAlias = Literal["waiting", "writing", "done", "stopped", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Exchange:
     """A prompt and its reply.
 
@@ -44,82 +44,59 @@ class Exchange:
         """The reply, as edited."""
         return self.reply if self.edited is None else self.edited
 
-    @property
-    def is_finished(self) -> bool:
-        return self.status in ("done", "stopped", "failed")
 
-
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
-    """A conversation in the list. ``summary`` is None until the ledger has a turn of it."""
-
-    key: str
-    title: str
-    is_busy: bool
-    summary: ConversationSummary | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Conversation:
     """The exchanges of one conversation. ``id`` is None until the ledger has a turn of it.
 
-    ``ask``, ``retry``, ``put``, ``change``, ``without`` and ``update`` return a changed one.
+    Attributes:
+        task: The reply that streams in.
+        chosen: The number of the exchange that the user selected.
     """
 
     id: str | None = None
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: list[Exchange] = field(default_factory=list)
+    task: TaskHandle | None = None
+    chosen: int | None = None
 
     @property
-    def last(self) -> Exchange | None:
-        return self.exchanges[-1] if self.exchanges else None
+    def selected(self) -> Exchange | None:
+        """The selected exchange: the newest unless the user chose another."""
+        newest = self.exchanges[-1] if self.exchanges else None
+        return next((each for each in self.exchanges if each.number == self.chosen), newest)
 
-    @property
-    def is_finished(self) -> bool:
-        return all(each.is_finished for each in self.exchanges)
+    def first(self, status: Status) -> Exchange | None:
+        """Return the first exchange with a status."""
+        return next((each for each in self.exchanges if each.status == status), None)
 
-    def get(self, number: int | None) -> Exchange | None:
-        return next((each for each in self.exchanges if each.number == number), None)
+    def ask(self, prompt: str) -> None:
+        self.exchanges.append(Exchange(self._next_number(), prompt))
 
-    def ask(self, prompt: str) -> Conversation:
-        return self._with((*self.exchanges, Exchange(self._next_number(), prompt)))
-
-    def retry(self, exchange: Exchange) -> Conversation:
+    def retry(self, exchange: Exchange) -> None:
         """Let the prompt of an exchange wait again, in its place."""
         replaced = exchange if exchange.turn is not None else None
-        return self.put(Exchange(exchange.number, exchange.prompt, replaced=replaced))
+        self.replace(exchange, Exchange(exchange.number, exchange.prompt, replaced=replaced))
 
-    def put(self, exchange: Exchange) -> Conversation:
-        return self._with(
-            exchange if each.number == exchange.number else each for each in self.exchanges
-        )
+    def replace(self, exchange: Exchange, other: Exchange) -> None:
+        self.exchanges[self.exchanges.index(exchange)] = other
 
-    def change(self, number: int, **changes: Any) -> Conversation:
-        """Change one exchange, if it is still there."""
-        exchange = self.get(number)
-        return self if exchange is None else self.put(replace(exchange, **changes))
-
-    def without(self, number: int) -> Conversation:
-        return self._with(each for each in self.exchanges if each.number != number)
-
-    def update(self, recorded: RecordedConversation | None) -> Conversation:
+    def update(self, recorded: RecordedConversation | None) -> None:
         """Take what the ledger has, then the prompts that the ledger lacks."""
         numbers = {each.turn: each.number for each in self.exchanges if each.turn is not None}
-        following = self._next_number()
-        unrecorded = (each for each in self.exchanges if each.turn is None)
+        unrecorded = [each for each in self.exchanges if each.turn is None]
         if recorded is None:
-            return Conversation(None, tuple(unrecorded))
-        exchanges = (
+            self.id, self.exchanges = None, unrecorded
+            return
+        following = self._next_number()
+        exchanges = [
             _read_exchange(
                 numbers.get(turn.id, following + at),
                 turn,
                 recorded.feedback.get(turn.id, TurnFeedback()),
             )
             for at, turn in enumerate(recorded.turns)
-        )
-        return Conversation(recorded.id, (*exchanges, *unrecorded))
-
-    def _with(self, exchanges: Iterable[Exchange]) -> Conversation:
-        return replace(self, exchanges=tuple(exchanges))
+        ]
+        self.id, self.exchanges = recorded.id, exchanges + unrecorded
 
     def _next_number(self) -> int:
         return max((each.number for each in self.exchanges), default=-1) + 1

@@ -22,13 +22,15 @@ from textual.widgets import Markdown
 
 from personalpeft import ConversationSummary, Reply
 from personalpeft.errors import PersonalPeftError
+from personalpeft_app.tui import views
 from personalpeft_app.tui.composer import Composer, Mode
-from personalpeft_app.tui.conversation import Conversation, ConversationRow, Exchange
+from personalpeft_app.tui.conversation import Conversation, Exchange
 from personalpeft_app.tui.dialogs import Picker
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.notifier import errors_shown, show_error, show_note
 from personalpeft_app.tui.transcript import ExchangeView, Transcript
 from personalpeft_app.tui.user_session import TaskHandle, UserSession, describe_error
+from personalpeft_app.tui.views import Row
 
 
 class ConversationPane(Vertical):
@@ -49,8 +51,6 @@ class ConversationPane(Vertical):
         self._summaries: tuple[ConversationSummary, ...] = ()
         self._version: object = None
         self._reading = asyncio.Lock()
-        self._tasks: dict[str, TaskHandle] = {}
-        self._selected: dict[str, int] = {}
         # The text in each reply's editor, by turn, and the turn whose editor is open.
         self._drafts: dict[str, str] = {}
         self._editing: str | None = None
@@ -65,26 +65,24 @@ class ConversationPane(Vertical):
         return self._open[self.key]
 
     @property
-    def selected(self) -> Exchange | None:
-        """The selected exchange: the newest unless the user chose another."""
-        conversation = self.conversation
-        return conversation.get(self._selected.get(self.key)) or conversation.last
+    def is_answering(self) -> bool:
+        return any(each.task is not None for each in self._open.values())
 
     @property
-    def rows(self) -> list[ConversationRow]:
+    def rows(self) -> list[Row]:
         """All conversations: those without a turn first, then the one with the newest turn."""
+
+        def row(key: str, title: str, last: ConversationSummary | None = None) -> Row:
+            busy = key in self._open and self._open[key].task is not None
+            return views.conversation(key, title, last, busy=busy, shown=key == self.key)
+
         keys = {each.id: key for key, each in self._open.items() if each.id is not None}
         new = [
-            ConversationRow(
-                key, each.exchanges[0].prompt if each.exchanges else "", key in self._tasks
-            )
+            row(key, each.exchanges[0].prompt if each.exchanges else "")
             for key, each in self._open.items()
             if each.id is None
         ]
-        return new[::-1] + [
-            ConversationRow(key := keys.get(each.id, each.id), each.title, key in self._tasks, each)
-            for each in self._summaries
-        ]
+        return new[::-1] + [row(keys.get(e.id, e.id), e.title, e) for e in self._summaries]
 
     @property
     def _transcript(self) -> Transcript:
@@ -106,8 +104,7 @@ class ConversationPane(Vertical):
         self._draw_is_due = False
         if not self.is_running:
             return
-        selected = self.selected
-        exchanges = self.conversation.exchanges
+        exchanges, selected = self.conversation.exchanges, self.conversation.selected
         editing = next((e for e in exchanges if e.turn and e.turn == self._editing), None)
         await self._transcript.show(
             self.key,
@@ -119,16 +116,12 @@ class ConversationPane(Vertical):
         )
         self.post_message(self.Changed())
 
-    def _set(self, key: str, conversation: Conversation) -> None:
-        self._open[key] = conversation
-        self.draw()
-
     # The ledger
 
     @work
     async def check_for_changes(self) -> None:
         """Show what other programs changed. Errors wait for the user's next act."""
-        if not (self._tasks or self._reading.locked()):
+        if not (self.is_answering or self._reading.locked()):
             with suppress(PersonalPeftError):
                 await self._refresh(self._version)
 
@@ -140,14 +133,14 @@ class ConversationPane(Vertical):
     async def _refresh(self, known: object = None) -> None:
         async with self._reading:
             ids = {each.id for each in self._open.values() if each.id is not None}
-            state = await self._session.call(self._session.read_chats, ids, known)
-            if state is None:
+            found = await self._session.call(self._session.read_chats, ids, known)
+            if found is None:
                 return
-            self._summaries, self._version = state.summaries, state.version
-            for key, each in self._open.items():
+            self._summaries, conversations, self._version = found
+            for each in self._open.values():
                 # A conversation that was opened or answered meanwhile is read next time.
-                if each.id in ids and key not in self._tasks:
-                    self._open[key] = each.update(state.conversations.get(each.id))
+                if each.id in ids and each.task is None:
+                    each.update(conversations.get(each.id))
         self.draw()
         self.post_message(self.Recorded())
 
@@ -163,8 +156,9 @@ class ConversationPane(Vertical):
         event.stop()
         if event.mode == "ask":
             self._composer.clear_sent(event)
-            self._selected.pop(event.key, None)
-            self._set(event.key, self._open[event.key].ask(event.text))
+            conversation = self._open[event.key]
+            conversation.chosen = None
+            conversation.ask(event.text)
             self._answer_next(event.key)
             return
         turn = self.answered_turn() if event.mode == "comment" else None
@@ -174,96 +168,85 @@ class ConversationPane(Vertical):
             self._record_text(event, turn)
 
     def _answer_next(self, key: str) -> None:
+        """Answer the next prompt of a conversation that waits, unless a reply streams in."""
         conversation = self._open[key]
-        waiting = next((e for e in conversation.exchanges if e.status == "waiting"), None)
-        if waiting is not None and key not in self._tasks:
-            self._tasks[key] = TaskHandle()
-            self._set(key, conversation.change(waiting.number, status="writing"))
-            self._answer(key, waiting)
+        waiting = conversation.first("waiting")
+        if waiting is not None and conversation.task is None:
+            conversation.task = TaskHandle()
+            waiting.status = "writing"
+            self._answer(key, waiting, conversation.task)
+        self.draw()
 
     @work
-    async def _answer(self, key: str, exchange: Exchange) -> None:
+    async def _answer(self, key: str, exchange: Exchange, task: TaskHandle) -> None:
+        conversation = self._open[key]
         replaces = exchange.replaced.turn if exchange.replaced is not None else None
         try:
             reply = await self._session.call(
-                self._session.answer,
-                exchange.prompt,
-                self._open[key].id,
-                replaces,
-                self._tasks[key],
+                self._session.answer, exchange.prompt, conversation.id, replaces, task
             )
         except PersonalPeftError as error:
-            del self._tasks[key]
+            conversation.task = None
             self._return_prompt(key, exchange, error)
         else:
-            del self._tasks[key]
-            await self._record_reply(key, exchange.number, reply)
+            conversation.task = None
+            await self._record_reply(key, exchange, reply)
         self._answer_next(key)
 
-    async def _record_reply(self, key: str, number: int, reply: Reply) -> None:
-        status = "stopped" if reply.finish_reason == "cancelled" else "done"
-        changed = self._open[key].change(
-            number, reply=reply.text, status=status, turn=reply.turn_id, replaced=None
-        )
-        self._set(key, Conversation(reply.conversation_id, changed.exchanges))
+    async def _record_reply(self, key: str, exchange: Exchange, reply: Reply) -> None:
+        conversation = self._open[key]
+        conversation.id = reply.conversation_id
+        exchange.reply, exchange.turn, exchange.replaced = reply.text, reply.turn_id, None
+        exchange.status = "stopped" if reply.finish_reason == "cancelled" else "done"
+        self.draw()
         if reply.dropped_messages:
             show_note(self, "The conversation exceeds the context; its beginning is left out.")
         if key != self.key:
-            show_note(self, f"There is a reply in: {changed.exchanges[0].prompt[:40]}")
+            show_note(self, f"There is a reply in: {conversation.exchanges[0].prompt[:40]}")
         with errors_shown(self):
             await self._refresh()
 
     def _return_prompt(self, key: str, exchange: Exchange, error: PersonalPeftError) -> None:
         conversation = self._open[key]
         if exchange.replaced is not None:
-            self._set(key, conversation.put(exchange.replaced))
+            conversation.replace(exchange, exchange.replaced)
         elif self._composer.restore(key, exchange.prompt):
-            self._set(key, conversation.without(exchange.number))
+            conversation.exchanges.remove(exchange)
         else:
-            problem = describe_error(error)
-            self._set(key, conversation.change(exchange.number, status="failed", problem=problem))
+            exchange.status, exchange.problem = "failed", describe_error(error)
         show_error(self, error)
 
     def poll(self) -> None:
         """Show what streamed in since the last call."""
-        for key, task in self._tasks.items():
-            writing = next((e for e in self._open[key].exchanges if e.status == "writing"), None)
-            if writing is not None and writing.reply != task.text:
-                self._set(key, self._open[key].change(writing.number, reply=task.text))
+        for each in self._open.values():
+            writing = each.first("writing")
+            if writing is not None and each.task is not None and writing.reply != each.task.text:
+                writing.reply = each.task.text
+                self.draw()
 
     def stop(self) -> bool:
         """Stop the reply that streams in here. Returns whether there is one."""
-        task = self._tasks.get(self.key)
+        task = self.conversation.task
         if task is not None:
             task.stop()
         return task is not None
 
     def stop_all(self) -> None:
-        for task in self._tasks.values():
-            task.stop()
+        for each in self._open.values():
+            if each.task is not None:
+                each.task.stop()
 
     def retry(self) -> None:
         """Ask for the last reply again. The old one comes back if that fails."""
-        exchange = self.selected
-        if exchange is None or not exchange.is_finished:
+        exchange = self.conversation.selected
+        if exchange is None or exchange.status in ("waiting", "writing"):
             show_note(self, "There is nothing to ask again.")
-        elif exchange != self.conversation.last:
+        elif exchange is not self.conversation.exchanges[-1]:
             show_note(self, "Only the last question can be asked again.")
         else:
             self.close_editor()
-            self._set(self.key, self.conversation.retry(exchange))
+            self.conversation.retry(exchange)
             self._answer_next(self.key)
-
-    def take_back(self) -> None:
-        """Move the prompt of the selected failed exchange to the composer."""
-        exchange = self.selected
-        if exchange is None or exchange.status != "failed":
-            return
-        if self._composer.restore(self.key, exchange.prompt):
-            self._set(self.key, self.conversation.without(exchange.number))
-            self.write()
-        else:
-            show_note(self, "Send or clear what you have typed first.")
 
     def leave_mode(self) -> bool:
         """Leave a comment or fact for later. Returns whether one was being typed."""
@@ -314,13 +297,13 @@ class ConversationPane(Vertical):
         self._select(event.number)
 
     def _select(self, number: int) -> None:
-        self._selected[self.key] = number
+        self.conversation.chosen = number
         self._transcript.scroll_to_exchange(number)
         self.draw()
 
     def step(self, steps: int) -> None:
         """Select the exchange that many further down. Below the last one is the composer."""
-        exchanges, selected = self.conversation.exchanges, self.selected
+        exchanges, selected = self.conversation.exchanges, self.conversation.selected
         at = exchanges.index(selected) + steps if selected is not None else 0
         if at >= len(exchanges):
             self.write()
@@ -329,7 +312,7 @@ class ConversationPane(Vertical):
 
     def answered_turn(self) -> str | None:
         """Return the turn of the selected exchange. Shows a note if it has none."""
-        exchange = self.selected
+        exchange = self.conversation.selected
         if exchange is None:
             show_note(self, "There is no reply yet.")
         elif exchange.turn is None:
@@ -373,8 +356,14 @@ class ConversationPane(Vertical):
 
     def edit(self) -> None:
         """Open the editor of the selected reply; a failed prompt goes to the composer."""
-        if self.selected is not None and self.selected.status == "failed":
-            self.take_back()
+        exchange = self.conversation.selected
+        if exchange is not None and exchange.status == "failed":
+            if self._composer.restore(self.key, exchange.prompt):
+                self.conversation.exchanges.remove(exchange)
+                self.write()
+                self.draw()
+            else:
+                show_note(self, "Send or clear what you have typed first.")
         elif (turn := self.answered_turn()) is not None and turn != self._editing:
             self.close_editor()
             self._editing = turn
@@ -411,7 +400,7 @@ class ConversationPane(Vertical):
     @work
     async def copy_reply(self) -> None:
         """Copy the selected reply to the terminal's clipboard."""
-        exchange = self.selected
+        exchange = self.conversation.selected
         if exchange is not None and exchange.text:
             self.app.copy_to_clipboard(exchange.text)
             show_note(self, "Copied.")
@@ -423,7 +412,8 @@ class ConversationPane(Vertical):
 
     def show_links(self) -> None:
         """Ask which link of the selected reply to open."""
-        addresses = links(self.selected.text) if self.selected is not None else ()
+        selected = self.conversation.selected
+        addresses = links(selected.text) if selected is not None else ()
         if addresses:
             self._offer(*addresses)
         else:

@@ -186,13 +186,11 @@ class BlindCompareDialog(Dialog[bool]):
     def on_mount(self) -> None:
         self.query_one("#choice").display = False
 
-    def action_choose(self, number: int) -> None:
-        if not self._is_choosing:
-            self._is_choosing = True
-            self._choose(number)
-
     @work
-    async def _choose(self, number: int) -> None:
+    async def action_choose(self, number: int) -> None:
+        if self._is_choosing:
+            return
+        self._is_choosing = True
         try:
             label = await self._session.call(self._comparison.choose, number)
         except PersonalPeftError as error:

@@ -69,10 +69,14 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "In the revisions": (
         Key("Enter", "make it live"),
-        Key("b", "compare it blind with the live one", {"b": "compare"}),
+        Key("b", "compare it blind with the live one", {"b": "act('compare')"}),
     ),
     "In why and memory": (
-        Key("d", "forget an entry; asks first and lists the consequences", {"d,delete": "forget"}),
+        Key(
+            "d",
+            "forget an entry; asks first and lists the consequences",
+            {"d,delete": "act('forget')"},
+        ),
     ),
     "In a comparison": (
         Key("1, 2", "choose that answer", {"1": "choose(1)", "2": "choose(2)"}),

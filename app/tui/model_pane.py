@@ -6,13 +6,13 @@ again after each change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -27,17 +27,9 @@ from personalpeft.errors import NothingToLearn, PersonalPeftError
 from personalpeft.rebase import RebaseReport
 from personalpeft.types import HeadMove
 from personalpeft_app.output import printable
-from personalpeft_app.tui import views
+from personalpeft_app.tui import dialogs, views
 from personalpeft_app.tui.controls import ForgettableList, RevisionList, WeightControl
 from personalpeft_app.tui.conversation import Exchange
-from personalpeft_app.tui.dialogs import (
-    BlindCompareDialog,
-    ForgetUserDialog,
-    Picker,
-    TextDialog,
-    forget_dialog,
-    rebase_dialog,
-)
 from personalpeft_app.tui.keys import bindings
 from personalpeft_app.tui.notifier import errors_shown, show_note
 from personalpeft_app.tui.user_session import ModelState, TaskHandle, UserSession, describe_error
@@ -79,10 +71,8 @@ class ModelPane(Vertical):
     def __init__(self, session: UserSession, loading: TaskHandle) -> None:
         super().__init__()
         self.state = ModelState()
-        self.load_task: TaskHandle | None = loading
-        self.learn_task: TaskHandle | None = None
-        self.compare_task: TaskHandle | None = None
-        self.forget_task: TaskHandle | None = None
+        # What runs, by name: "load", "learn" (or a rebase), "compare", "forget".
+        self.tasks = {"load": loading}
         self._session = session
         self._user = session.user
         self._runtime = session.runtime
@@ -114,14 +104,9 @@ class ModelPane(Vertical):
     # Tasks
 
     @property
-    def tasks(self) -> list[TaskHandle]:
-        tasks = (self.load_task, self.learn_task, self.compare_task, self.forget_task)
-        return [each for each in tasks if each is not None]
-
-    @property
     def progress(self) -> list[tuple[str, float]]:
         """The stage and progress of each task, those of other programs last."""
-        progress = [(each.stage or "Loading the model", each.done) for each in self.tasks]
+        progress = [(each.stage, each.done) for each in self.tasks.values()]
         if self._elsewhere is not None and not self._is_training:
             stage = f"{self._elsewhere.stage or 'Learning'} {self._elsewhere.layer or ''}".strip()
             progress.append((f"Elsewhere: {stage}", self._elsewhere.done))
@@ -129,7 +114,18 @@ class ModelPane(Vertical):
 
     @property
     def _is_training(self) -> bool:
-        return self.learn_task is not None or self.forget_task is not None
+        return not self.tasks.keys().isdisjoint({"learn", "forget"})
+
+    @contextmanager
+    def _shown_task(self, name: str, stage: str) -> Iterator[TaskHandle]:
+        """Show a task while the block runs."""
+        self.tasks[name] = task = TaskHandle(stage)
+        self.post_message(self.Changed())
+        try:
+            yield task
+        finally:
+            del self.tasks[name]
+            self.post_message(self.Changed())
 
     @work
     async def load(self) -> None:
@@ -137,7 +133,7 @@ class ModelPane(Vertical):
             try:
                 await self._session.call(self._session.load)
             finally:
-                self.load_task = None
+                del self.tasks["load"]
         await self._refresh()
 
     @work
@@ -242,18 +238,14 @@ class ModelPane(Vertical):
 
     # Learning
 
-    def learn(self) -> None:
-        """Learn from all new feedback. While a learn runs, stop it."""
-        if self.learn_task is not None:
-            self.learn_task.stop()
-            show_note(self, "It stops after this step; the next one resumes there.")
-        else:
-            self.learn_task = TaskHandle("Learning")
-            self._learn(self.learn_task)
-
     @work
-    async def _learn(self, task: TaskHandle) -> None:
-        with errors_shown(self):
+    async def learn(self) -> None:
+        """Learn from all new feedback. While a learn runs, stop it."""
+        if "learn" in self.tasks:
+            self.tasks["learn"].stop()
+            show_note(self, "It stops after this step; the next one resumes there.")
+            return
+        with errors_shown(self), self._shown_task("learn", "Learning") as task:
             try:
                 report = await self._session.call(
                     self._user.learn, progress=task.progress, cancelled=task.cancelled
@@ -263,54 +255,50 @@ class ModelPane(Vertical):
                 self._activate("report")
             except NothingToLearn as error:
                 show_note(self, describe_error(error))
-            finally:
-                self.learn_task = None
         await self._refresh()
 
     # Comparing
 
-    def compare(self, layer: str | None = None, revision: str | None = None) -> None:
+    @work
+    async def compare(self, layer: str | None = None, revision: str | None = None) -> None:
         """Compare the head of a layer with another revision, blind, on the selected prompt.
 
         ``revision`` is an id or "base"; without one, or for the head, it is the previous head.
         """
-        if self._turn is None:
+        turn = self._turn
+        if turn is None:
             show_note(self, "Ask something first: revisions are compared on the selected question.")
-        elif self.compare_task is not None:
+            return
+        if "compare" in self.tasks:
             show_note(self, "A comparison is running; Esc stops it.")
-        else:
-            self.compare_task = TaskHandle("Both are answering")
-            heads = {each.name: each.head or "base" for each in self.state.layers}
-            layer = layer or next(iter(heads), "style")
-            other = "previous" if revision in (None, heads.get(layer)) else revision
-            self._compare(self._turn, layer, other, self.compare_task)
-
-    @work
-    async def _compare(self, turn: str, layer: str, revision: str, task: TaskHandle) -> None:
+            return
+        heads = {each.name: each.head or "base" for each in self.state.layers}
+        layer = layer or next(iter(heads), "style")
+        other = "previous" if revision in (None, heads.get(layer)) else revision
         with errors_shown(self):
-            try:
+            with self._shown_task("compare", "Both are answering") as task:
                 comparison = await self._session.call(
                     lambda: self._user.compare(
                         self._user.turn(turn).messages,
                         "live",
-                        revision,
+                        other,
                         layer=layer,
                         cancelled=task.cancelled,
                     )
                 )
-            finally:
-                self.compare_task = None
-                self.post_message(self.Changed())
             if comparison.same:
                 show_note(self, "Both answers are the same.")
-            elif await self.app.push_screen_wait(BlindCompareDialog(comparison, self._session)):
+            elif await self.app.push_screen_wait(
+                dialogs.BlindCompareDialog(comparison, self._session)
+            ):
                 await self._refresh()
 
     def stop_comparing(self) -> bool:
         """Stop the comparison. Returns whether one was running."""
-        if self.compare_task is not None:
-            self.compare_task.stop()
-        return self.compare_task is not None
+        task = self.tasks.get("compare")
+        if task is not None:
+            task.stop()
+        return task is not None
 
     # Another base
 
@@ -320,7 +308,7 @@ class ModelPane(Vertical):
 
         It takes the place of a learn, and is stopped as one.
         """
-        if self.learn_task is not None:
+        if "learn" in self.tasks:
             show_note(self, "A learn is running; ^L stops it.")
             return
         with errors_shown(self):
@@ -328,14 +316,14 @@ class ModelPane(Vertical):
             options = {each.name: each.name for each in (here, *others)}
             options[here.name] += "  (open: after a change of its recipe or weights)"
             title = "Build your layers on which base?"
-            dialog = Picker(title, "enter builds and compares, esc does not", options)
+            dialog = dialogs.Picker(title, "enter builds and compares, esc does not", options)
             picked = await self.app.push_screen_wait(dialog)
             if picked is None:
                 return
             report = await self._rebase(picked, accept=False)
             if all(each.before == each.after for each in report.layers):
                 show_note(self, f"{report.outcome.text}: {report.reason}")
-            elif await self.app.push_screen_wait(rebase_dialog(report)):
+            elif await self.app.push_screen_wait(dialogs.rebase_dialog(report)):
                 report = await self._rebase(picked, accept=True)
                 if not report.switched:
                     show_note(self, report.reason)
@@ -344,9 +332,7 @@ class ModelPane(Vertical):
         await self._refresh()
 
     async def _rebase(self, to: str, *, accept: bool) -> RebaseReport:
-        task = self.learn_task = TaskHandle("Loading the other base")
-        self.post_message(self.Changed())
-        try:
+        with self._shown_task("learn", "Loading the other base") as task:
             return await self._session.call(
                 self._runtime.rebase,
                 self._user.id,
@@ -356,9 +342,6 @@ class ModelPane(Vertical):
                 progress=task.progress,
                 cancelled=task.cancelled,
             )
-        finally:
-            self.learn_task = None
-            self.post_message(self.Changed())
 
     # Heads and weights
 
@@ -388,37 +371,42 @@ class ModelPane(Vertical):
     def on_weight_control_weight_changed(self, event: WeightControl.WeightChanged) -> None:
         self._change(event.layer, partial(self._user.set_weight, event.layer, event.weight))
 
-    def on_revision_list_revision_action(self, event: RevisionList.RevisionAction) -> None:
-        if event.compare:
-            self.compare(event.layer, event.revision or "base")
+    @on(RevisionList.RowAction, "#revisions")
+    def _act_on_revision(self, event: RevisionList.RowAction) -> None:
+        layer, revision = event.value
+        if event.act == "compare":
+            self.compare(layer, revision or "base")
         else:
-            self.roll_back(event.layer, event.revision)
+            self.roll_back(layer, revision)
 
     # Forgetting
 
+    @on(ForgettableList.RowAction, "#why, #memory")
     @work
-    async def on_forgettable_list_forget_requested(
-        self, event: ForgettableList.ForgetRequested
-    ) -> None:
-        if self.forget_task is not None:
+    async def _forget(self, event: ForgettableList.RowAction) -> None:
+        if event.act != "forget":
+            return
+        if "forget" in self.tasks:
             show_note(self, "An item is being forgotten; wait for it to end.")
             return
         with errors_shown(self):
-            preview = await self._session.call(self._user.forget, event.item, dry_run=True)
-            if not await self.app.push_screen_wait(forget_dialog(event.text, preview)):
+            preview = await self._session.call(self._user.forget, event.value, dry_run=True)
+            if not await self.app.push_screen_wait(dialogs.forget_dialog(event.text, preview)):
                 return
-            task = self.forget_task = TaskHandle("Forgetting")
             try:
-                report = await self._session.call(
-                    self._user.forget, event.item, progress=task.progress, cancelled=task.cancelled
-                )
+                with self._shown_task("forget", "Forgetting") as task:
+                    report = await self._session.call(
+                        self._user.forget,
+                        event.value,
+                        progress=task.progress,
+                        cancelled=task.cancelled,
+                    )
             finally:
-                self.forget_task = None
                 await self._refresh()
             # The reply itself may be gone: the Why tab waits for the next selection.
             self._explained = ""
             self.post_message(self.Forgot())
-            self.app.push_screen(TextDialog("Forgotten", Content(printable(str(report)))))
+            self.app.push_screen(dialogs.TextDialog("Forgotten", Content(printable(str(report)))))
 
     @work
     async def forget_user(self) -> None:
@@ -426,7 +414,7 @@ class ModelPane(Vertical):
         with errors_shown(self):
             forget = partial(self._runtime.forget_user, self._user.id)
             preview = await self._session.call(forget, dry_run=True)
-            if await self.app.push_screen_wait(ForgetUserDialog(preview)):
+            if await self.app.push_screen_wait(dialogs.ForgetUserDialog(preview)):
                 report = await self._session.call(forget)
                 self.post_message(self.UserForgotten(report))
 
@@ -449,4 +437,4 @@ class ModelPane(Vertical):
             show_note(self, "There is no report yet.")
         else:
             text = Content(printable(str(self.state.report)))
-            self.app.push_screen(TextDialog("The last report", text))
+            self.app.push_screen(dialogs.TextDialog("The last report", text))

@@ -6,7 +6,7 @@ place while it is edited.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import events
@@ -43,7 +43,7 @@ _REPLY_ACTIONS = _actions(
     ("w", "why", "why"),
 )
 _LINK_ACTION = _BETWEEN + _actions(("o", "link", "links"))
-_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "take_back"))
+_FAILED_ACTIONS = _actions(("r", "retry", "retry"), ("e", "edit the question", "edit_reply"))
 _STREAM_ACTIONS = _actions(("esc", "stop", "stop"))
 _EDITOR_ACTIONS = (
     _actions(("^S", "save", "save_edit"), ("esc", "close", "close_editor"))
@@ -114,6 +114,7 @@ class ExchangeView(Vertical):
         self, exchange: Exchange, *, selected: bool, loaded: bool, draft: str | None
     ) -> None:
         """Show the exchange. ``draft`` is the text of the open editor, None if it is closed."""
+        exchange = replace(exchange)  # It may change while this waits for the screen.
         shown = (exchange, selected, loaded, draft is not None)
         if shown == self._shown:
             return
@@ -186,21 +187,22 @@ class Transcript(VerticalScroll):
             await self.remove_children(ExchangeView)
             self.anchor()
         welcome = self.query_one("#welcome", Static)
-        welcome.display = conversation.id is None and not conversation.exchanges
+        exchanges = tuple(conversation.exchanges)
+        welcome.display = conversation.id is None and not exchanges
         welcome.update(Content.from_markup(_WELCOME if loaded else _WELCOME + _LOADING))
         views = {view.number: view for view in self.query(ExchangeView)}
-        for number in views.keys() - {each.number for each in conversation.exchanges}:
+        for number in views.keys() - {each.number for each in exchanges}:
             await views.pop(number).remove()
-        new = [e for e in conversation.exchanges if e.number not in views]
+        new = [e for e in exchanges if e.number not in views]
         views.update({each.number: ExchangeView(each.number) for each in new})
         if new:
             await self.mount_all(views[each.number] for each in new)
             order: dict[Widget, int] = {
-                views[each.number]: at for at, each in enumerate(conversation.exchanges, 1)
+                views[each.number]: at for at, each in enumerate(exchanges, 1)
             }
             self.sort_children(key=lambda child: order.get(child, 0))
             self.anchor()
-        for each in conversation.exchanges:
+        for each in exchanges:
             await views[each.number].show(
                 each,
                 selected=each.number == selected,

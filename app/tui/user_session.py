@@ -73,15 +73,6 @@ class ModelState:
     training: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ChatState:
-    """The conversations in the ledger: the newest listed, the open ones whole."""
-
-    summaries: tuple[ConversationSummary, ...]
-    conversations: dict[str, Conversation]
-    version: object
-
-
 class UserSession:
     """The user's model. All methods but ``call`` block."""
 
@@ -139,10 +130,13 @@ class UserSession:
         except NotFound:
             raise Cancelled("Stopped before the reply began.") from None
 
-    def read_chats(self, open_ids: set[str], known: object = None) -> ChatState | None:
-        """Read the conversations, None if no program changed anything since the version ``known``.
+    def read_chats(
+        self, open_ids: set[str], known: object = None
+    ) -> tuple[tuple[ConversationSummary, ...], dict[str, Conversation], object] | None:
+        """Return all conversations, those of ``open_ids`` in full, and a version of them.
 
-        An erased conversation is missing.
+        Return None if no program changed anything since the version ``known``. An erased
+        conversation is missing.
         """
         version = self.user.summary(), self.user.layers()
         if version == known:
@@ -151,8 +145,7 @@ class UserSession:
         for each in open_ids:
             with suppress(NotFound):
                 conversations[each] = self.user.conversation(each)
-        summaries = self.user.conversations(_MAX_CONVERSATIONS)
-        return ChatState(summaries, conversations, version)
+        return self.user.conversations(_MAX_CONVERSATIONS), conversations, version
 
     def read_model(self) -> ModelState:
         """Read the state of the model. Does not wait for it to load."""

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 
 from textual.content import Content
 
-from personalpeft import LearnReport, Provenance
+from personalpeft import ConversationSummary, LearnReport, Provenance
 from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.memory.types import Item
 from personalpeft.rebase import RebaseReport
 from personalpeft.types import Layer, Revision, Verdict
 from personalpeft_app.output import format_time, printable
-from personalpeft_app.tui.conversation import ConversationRow, Exchange
+from personalpeft_app.tui.conversation import Exchange
 from personalpeft_app.tui.theme import DIM
 from personalpeft_app.tui.user_session import ModelState
 
@@ -96,16 +96,21 @@ def _progress(stage: str, done: float) -> Content:
     )
 
 
-def conversation(row: ConversationRow, *, shown: bool) -> Row:
-    """Return the row of a conversation: title, time of the last turn, number of turns, and key."""
+def conversation(
+    key: str, title: str, last: ConversationSummary | None, *, busy: bool, shown: bool
+) -> Row:
+    """Return a row of the list: the title, and below it the last turn and the number of turns.
+
+    ``last`` is None for a conversation without a turn.
+    """
     below = ""
-    if row.is_busy:
+    if busy:
         below = "writing …"
-    elif row.summary is not None:
-        below = f"{format_time(row.summary.updated_at)[5:]} · {row.summary.num_turns}"
-    title = excerpt(printable(" ".join(row.title.split()) or "A new conversation"), _TITLE_WIDTH)
+    elif last is not None:
+        below = f"{format_time(last.updated_at)[5:]} · {last.num_turns}"
+    title = excerpt(printable(" ".join(title.split()) or "A new conversation"), _TITLE_WIDTH)
     mark = ("▸ " if shown else "  ", "$primary")
-    return Content.assemble(mark, (title, "bold" if shown else ""), "\n  ", (below, DIM)), row.key
+    return Content.assemble(mark, (title, "bold" if shown else ""), "\n  ", (below, DIM)), key
 
 
 def layer(each: Layer, width: int) -> Content:

@@ -24,7 +24,6 @@ from textual.screen import Screen
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.controls import ForgettableList
 from personalpeft_app.tui.dialogs import BlindCompareDialog, ConfirmDialog
@@ -73,10 +72,6 @@ def _live(runtime: Runtime) -> None:
         ada.remember(fact)
 
 
-def _bug(error: Exception) -> PersonalPeftError:
-    raise error
-
-
 async def _draw(
     runtime: Runtime,
     name: str,
@@ -86,14 +81,14 @@ async def _draw(
     over: type[Screen[Any]] = Screen,
 ) -> None:
     """``over`` is what comes over the conversation then."""
-    app = Tui(UserSession(runtime, runtime.user("ada"), _bug), TaskHandle())
+    app = Tui(UserSession(runtime, runtime.user("ada")), TaskHandle(""))
     async with app.run_test(size=size) as pilot:
-        while app._model.load_task is not None or app._model.state.stack is None:
+        while "load" in app._model.tasks or app._model.state.stack is None:
             await pilot.pause(0.05)
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
-            while app._chat._tasks:
+            while app._chat.is_answering:
                 await pilot.pause(0.05)
         play(app)
         while not isinstance(app.screen, over):
@@ -111,7 +106,7 @@ def _forget(app: Tui) -> None:
     app.action_open("memory")
     memory = app.query_one("#memory", ForgettableList)
     memory.focus()
-    memory.action_forget()
+    memory.action_act("forget")
 
 
 def _typed(text: str) -> tuple[str, ...]:

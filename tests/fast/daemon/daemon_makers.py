@@ -15,8 +15,8 @@ from personalpeft import PersonalPeftError, Runtime
 from personalpeft.clock import Clock
 from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft_app.daemon import journal
-from personalpeft_app.daemon.journal import TASK, LogEntry
+from personalpeft_app.daemon import TASK, journal
+from personalpeft_app.daemon.journal import LogEntry
 from personalpeft_app.daemon.machine import MachineReading
 from personalpeft_app.daemon.policy import Decision
 from personalpeft_app.daemon.worker import Worker

@@ -302,22 +302,19 @@ STEPS = st.one_of(
     st.tuples(st.just("futile"), st.text(max_size=9), KEYS),
     st.tuples(st.just("finish"), st.text(max_size=9)),
     st.tuples(st.just("add_time"), st.dates().map(str), st.floats(0, 1e6)),
-    st.tuples(
-        st.just("record_report"),
-        st.datetimes(timezones=st.just(UTC)).map(lambda at: ReportWindow(at, at)),
-    ),
     st.tuples(st.just("record_task"), st.sampled_from(TaskKind), st.text(max_size=30)),
-    st.tuples(
-        st.just("fail_task"),
-        st.sampled_from(TaskKind),
-        st.builds(FailedTask, st.text(max_size=9), st.just(NOON), st.text(max_size=30)),
-    ),
 )
 
 
-@given(st.lists(STEPS, max_size=30))
-def test_a_journal_round_trips(steps: list[tuple[object, ...]]) -> None:
-    journal = Journal()
+WINDOWS = st.datetimes(timezones=st.just(UTC)).map(lambda at: ReportWindow(at, at))
+FAILED = st.builds(FailedTask, st.text(max_size=9), st.just(NOON), st.text(max_size=30))
+
+
+@given(st.lists(STEPS, max_size=30), WINDOWS, st.dictionaries(st.sampled_from(TaskKind), FAILED))
+def test_a_journal_round_trips(
+    steps: list[tuple[object, ...]], window: ReportWindow, failed: dict[TaskKind, FailedTask]
+) -> None:
+    journal = Journal(failed=failed, last_report=window)
     for name, *rest in steps:
         journal = getattr(journal, str(name))(*rest)
         journal = journal.log(NOON, str(name), "x" * 500)

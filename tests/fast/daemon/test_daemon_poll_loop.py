@@ -15,7 +15,7 @@ from apscheduler.triggers import interval
 
 from personalpeft_app.daemon import poll_loop
 from personalpeft_app.daemon.machine import Machine
-from personalpeft_app.daemon.poll_loop import PollLoop
+from personalpeft_app.daemon.poll_loop import run_every
 
 
 def until(happened: threading.Event) -> None:
@@ -42,7 +42,7 @@ def test_a_clock_set_back_delays_no_run(monkeypatch: pytest.MonkeyPatch) -> None
             third.set()
 
     thread = threading.Thread(
-        target=PollLoop(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True
+        target=run_every, args=(0.2, work, stopping), kwargs={"look": 0.05}, daemon=True
     )
     thread.start()
     came = third.wait(20)
@@ -66,7 +66,7 @@ def test_runs_do_not_overlap_and_stopping_waits_for_the_last(
         running -= 1
 
     thread = threading.Thread(
-        target=PollLoop(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True
+        target=run_every, args=(0.05, work, stopping), kwargs={"look": 0.02}, daemon=True
     )
     thread.start()
     until(begun)

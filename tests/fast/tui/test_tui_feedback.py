@@ -19,7 +19,7 @@ def _kinds(runtime: Runtime) -> list[SignalKind]:
 
 
 def _stage(ui: TuiDriver) -> str:
-    job = ui.app._model.learn_task
+    job = ui.app._model.tasks.get("learn")
     assert job is not None
     return job.stage[:12]
 
@@ -117,14 +117,14 @@ def test_a_learn_shows_progress_and_then_its_report(
         gate = StepGate(monkeypatch)
         await ui.press("ctrl+l")
         await ui.wait_until(
-            lambda: (job := ui.app._model.learn_task) and job.stage != "Learning",
+            lambda: (job := ui.app._model.tasks.get("learn")) and job.stage != "Learning",
             "progress",
         )
         await ui.wait_until(
             lambda: _stage(ui) in ui.screen.splitlines()[-1], "the stage in the footer"
         )
         gate.allow(10_000)
-        await ui.wait_until(lambda: ui.app._model.learn_task is None, "the end of the learn")
+        await ui.wait_until(lambda: "learn" not in ui.app._model.tasks, "the end of the learn")
         await ui.wait_for_text("style: promoted")
         await ui.wait_until(lambda: "to learn" not in ui.screen.splitlines()[-1])
         await ui.wait_for_text(f"ada@{ada.stack().digest[:8]}")
@@ -312,7 +312,7 @@ def test_a_user_whose_learn_runs_elsewhere_is_not_erased(
         await ui.send("ada")
         await ui.wait_until(lambda: len(ui.messages) > 0, "a message")
         gate.allow(10_000)
-        await ui.wait_until(lambda: ui.app._model.learn_task is None, "the end of the learn")
+        await ui.wait_until(lambda: "learn" not in ui.app._model.tasks, "the end of the learn")
         assert len(runtime.user("ada").turns()) == 5
 
     assert run_tui(runtime, scenario).erased is None

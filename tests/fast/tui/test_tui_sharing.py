@@ -199,7 +199,7 @@ def test_a_local_learn_is_not_shown_as_one_of_another_process(
             await ui.pilot.pause(0.05)
             seen.append(ui.screen.splitlines()[-1])
         gate.allow(10_000)
-        await ui.wait_until(lambda: ui.app._model.learn_task is None, "the end of the learn")
+        await ui.wait_until(lambda: "learn" not in ui.app._model.tasks, "the end of the learn")
         assert not any("Elsewhere" in line for line in seen)
 
     run_tui(runtime, scenario)

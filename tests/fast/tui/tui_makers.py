@@ -94,7 +94,7 @@ class TuiDriver:
         await self.pilot.pause()
 
     async def wait_until_idle(self) -> None:
-        await self.wait_until(lambda: not self.app._chat._tasks, "the end of the reply")
+        await self.wait_until(lambda: not self.app._chat.is_answering, "the end of the reply")
 
     async def open_editor(self) -> None:
         """Open the newest reply for editing."""
@@ -123,7 +123,7 @@ async def open_tui(
             super().load()
 
     session = Session(runtime, runtime.user(user))
-    app = Tui(session, TaskHandle())
+    app = Tui(session, TaskHandle("Loading the model"))
     messages: list[str] = []
     notify = app.notify
 
@@ -136,7 +136,7 @@ async def open_tui(
     async with app.run_test(size=size, notifications=True) as pilot:
         ui = TuiDriver(app, pilot, messages, session.user)
         if load is None:
-            await ui.wait_until(lambda: app._model.load_task is None, "loading")
+            await ui.wait_until(lambda: "load" not in app._model.tasks, "loading")
         yield ui
         await app.action_quit()
 
