@@ -14,6 +14,7 @@ Importing this loads nothing heavy. ``open`` loads the store, and the first repl
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -48,7 +49,7 @@ from personalpeft.errors import (
     WeightsError,
 )
 from personalpeft.settings import ImplicitFeedback, Serving, VllmServer, resolve
-from personalpeft.types import DEFAULT_BASE, Progress, Verdict
+from personalpeft.types import DEFAULT_BASE, Verdict
 
 if TYPE_CHECKING:
     from personalpeft.certificate import Certificate, verify_certificate
@@ -152,7 +153,7 @@ def open(
     backend: str = "auto",
     *,
     clock: Clock | None = None,
-    progress: Progress = lambda stage, done: None,
+    progress: Callable[[str, float], None] = lambda stage, done: None,
     read_only: bool = False,
     serving: Serving | None = None,
     implicit_feedback: ImplicitFeedback = "off",

@@ -184,7 +184,7 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
         except (NotFound, Forgotten):
             # A conversation is named after its first turn, which may have been erased.
             known = [each for each in _newest(links) if each.startswith(name)]
-            if not known:
+            if not name or not known:
                 raise
             wanted = _resolve(known, user, name)
     if not wanted:
