@@ -21,10 +21,10 @@ from personalpeft import (
     Runtime,
     User,
     archive,
-    learn_bundles,
     verify_certificate,
 )
 from personalpeft.certificate import sign_statement
+from personalpeft.store import user_export
 from personalpeft.store.certificate_keys import CERTIFICATE_KEYS
 from personalpeft.store.store import Store
 from personalpeft.store.user_export import UserExport, read_user
@@ -256,7 +256,7 @@ def test_export_that_read_the_item_before_it_was_forgotten_is_listed(
             listed.extend(each["kind"] for each in remains["exports"])
             return export
 
-        for module in (archive, learn_bundles):
+        for module in (archive, user_export):
             monkeypatch.setattr(module, "read_user", read_then_forget)
         ada.export(tmp_path / "ada.personal") if form == "personal" else ada.bundle_learn()
     assert listed == [form]
