@@ -51,7 +51,7 @@ class _Numbers:
 
 _T, _P, _I, _F = _Numbers, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 # The arguments of the operations. Those with a result return an int32.
-_SIGNATURES: Mapping[str, tuple[Any, ...]] = {
+SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "apply_lora": (_T, _T, _I, _T, _T, _P, _I, _P, _I, _I, _I, _I, _T, _I),
     "write_kv": (_T, _T, _T, _T, _T, _I, _I, _I),
     "rotate_and_write_kv": (_T, _I, _T, _T, _T, _T, _T, _T, _I, _I, _I, _I),
@@ -115,7 +115,7 @@ def load_library(cache: Path, dtype: torch.dtype) -> ctypes.CDLL:
 
 def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
+    for name, arguments in SIGNATURES.items():
         getattr(library, name).argtypes = arguments
     return library
 
