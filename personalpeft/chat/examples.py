@@ -6,23 +6,33 @@ with examples. Replies later in a conversation follow the earlier ones anyway.
 
 Invariants: examples are lessons that the attached revision was built from. So a rollback ends them,
 and a bare base has none: it loops after them. The revision was measured to answer general questions
-as well with examples. A user without such a revision causes no embedding.
+as well with examples. A user without such a revision causes no embedding. Personal data that was
+replaced before the training is replaced in the examples, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from personalpeft.backends.base import Backend
 from personalpeft.chat.routing import ancestral_signals
+from personalpeft.errors import MissingPackage
 from personalpeft.lru_cache import LRUCache
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Vectors
 from personalpeft.store.ledger import SignalsMark
 from personalpeft.store.store import Store
-from personalpeft.types import IS_SERVED, PROMPT_EXAMPLES, Message, PromptExample, split_system
+from personalpeft.types import (
+    IS_SERVED,
+    PROMPT_EXAMPLES,
+    Message,
+    PromptExample,
+    Revision,
+    split_system,
+)
 
 MIN_LESSONS = 4
 """Fewer lessons do not show how similar they are to one another."""
@@ -45,11 +55,15 @@ class ExampleSelector:
     Args:
         store: The home.
         memory: Embeds requests, and caches the vectors of lessons.
-        lessons: Returns the lessons of a user that may be examples, oldest first.
+        lessons: Returns the lessons of a user that may be examples, oldest first, without the
+            personal data that the given countries name.
     """
 
     def __init__(
-        self, store: Store, memory: Memory, lessons: Callable[[str], Sequence[PromptExample]]
+        self,
+        store: Store,
+        memory: Memory,
+        lessons: Callable[[str, Sequence[str]], Sequence[PromptExample]],
     ) -> None:
         self._store = store
         self._memory = memory
@@ -70,11 +84,11 @@ class ExampleSelector:
         """
         if not begins_conversation(messages):
             return ()
-        measured = self._store.catalog.revision(user, head).scores.get(PROMPT_EXAMPLES, {})
-        if not measured.get(IS_SERVED):
+        revision = self._store.catalog.revision(user, head)
+        if not revision.scores.get(PROMPT_EXAMPLES, {}).get(IS_SERVED):
             return ()
         system, (request,) = split_system(messages)
-        lessons = [each for each in self._built_from(user, head) if each.system == system]
+        lessons = [each for each in self._built_from(user, revision) if each.system == system]
         if len(lessons) < MIN_LESSONS:
             return ()
         cached = self._memory.cached_vectors(
@@ -87,17 +101,22 @@ class ExampleSelector:
         """Drop the cached lessons of a user."""
         self._known.drop(lambda known: known == user)
 
-    def _built_from(self, user: str, head: str) -> tuple[PromptExample, ...]:
-        """Return the newest lessons that a revision was built from, held-out ones included."""
+    def _built_from(self, user: str, revision: Revision) -> tuple[PromptExample, ...]:
+        """Return the newest lessons that a revision was built from, held-out ones included.
+
+        None without the extra that finds personal data, where the revision needs it.
+        """
         # Before the lessons, so that one that is retracted between the two is read again.
         mark = self._store.ledger.signals_mark(user)
         known = self._known.get(user)
-        if known is not None and known[:2] == (mark, head):
+        if known is not None and known[:2] == (mark, revision.id):
             return known[2]
-        built_from = set(ancestral_signals(self._store, user, head))
-        lessons = [each for each in self._lessons(user) if each.signal in built_from]
-        newest = tuple(lessons[-MAX_LESSONS:])
-        self._known.put(user, (mark, head, newest))
+        built_from = set(ancestral_signals(self._store, user, revision.id))
+        lessons: Sequence[PromptExample] = ()
+        with suppress(MissingPackage):
+            lessons = self._lessons(user, revision.recipe.get("scrub", ()))
+        newest = tuple(each for each in lessons if each.signal in built_from)[-MAX_LESSONS:]
+        self._known.put(user, (mark, revision.id, newest))
         return newest
 
 

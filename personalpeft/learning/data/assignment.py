@@ -152,12 +152,23 @@ def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, 
     )
 
 
-def load_style_examples(store: Store, user: str) -> tuple[PromptExample, ...]:
+def load_style_examples(
+    store: Store, user: str, countries: Sequence[str] = ()
+) -> tuple[PromptExample, ...]:
     """Return the lessons of the style that can be examples in a prompt, oldest first.
 
-    None is older than a rule of the user, which it may contradict. Raises ``NotFound``.
+    None is older than a rule of the user, which it may contradict.
+
+    Args:
+        store: The home.
+        user: The user.
+        countries: As for ``scrub_assignments``, of the revision that the examples are for.
+
+    Raises:
+        NotFound: There is no such user.
+        MissingPackage: The extra ``scrub`` is not installed.
     """
-    assignments = load_assignments(store, user)
+    assignments = scrub_assignments(load_assignments(store, user), "style", countries)
     rules = [number for number, each in enumerate(assignments) if each.place is Placement.RULE]
     newer = assignments[max(rules, default=-1) + 1 :]
     lessons = (each.lesson for each in newer if each.layer == "style" and each.lesson is not None)

@@ -346,7 +346,7 @@ def _live_examples(
     if not head.scores.get(PROMPT_EXAMPLES, {}).get(IS_SERVED):
         return []
     shown = trained_on(services.store, head) - set(held_out)
-    known = load_style_examples(services.store, plan.user)
+    known = load_style_examples(services.store, plan.user, head.recipe.get("scrub", ()))
     return [each for each in known if each.signal in shown][-MAX_LESSONS:]
 
 

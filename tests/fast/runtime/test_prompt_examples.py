@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,30 @@ def test_report_shows_replies_as_users_get_them(
     assert report.scores["prompt_examples"]["served"]
     (before, after) = {(each.before, each.after) for each in report.examples}.pop()
     assert (before, after) == ("2 examples", "2 examples")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_personal_data_that_was_replaced_before_training_is_in_no_example(
+    ada: User, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    for topic in TOPICS:
+        edit = style(f"Boil {topic}, or call +49 151 23456789.")
+        ada.feedback(ask(ada, f"How do I boil {topic}?"), edit=edit)
+    assert ada.learn("style", recipe={"scrub": ["DE"]}, accept=True).live
+    prompts: list[str] = []
+    write = FakeBackend.reply
+
+    def reply(backend: FakeBackend, row: SequenceState, stack: Any) -> tuple[int, ...]:
+        prompts.append(backend.decode(row.prompt_tokens))
+        return write(backend, row, stack)
+
+    monkeypatch.setattr(FakeBackend, "reply", reply)
+    if not is_installed:
+        # As in a home that was moved to a machine without the extra.
+        monkeypatch.setitem(sys.modules, "phonenumbers", None)
+    assert len(examples(ada)) == (2 if is_installed else 0)
+    assert prompts[0].count("or call [phone].") == (2 if is_installed else 0)
+    assert "23456789" not in prompts[0]
 
 
 def test_examples_of_a_home_are_the_same_in_the_next_process(home: Path) -> None:
