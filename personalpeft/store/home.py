@@ -76,8 +76,9 @@ def open_store(
         read_only = read_only or not _is_writable(home)
         if DATABASE not in names and read_only:
             raise HomeError(
-                f"There is no home at {home} yet, and nothing may be written there.",
-                hint="Ask or teach something first, which creates it; or name another home: --home",
+                f"There is no home at {home}.",
+                hint="Ask or teach something, which creates one where that may be written; or name "
+                "another home: --home",
             )
         if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
             home.chmod(0o700)

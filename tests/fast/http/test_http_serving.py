@@ -93,7 +93,11 @@ def test_under_full_load_healthz_answers_and_more_requests_get_a_retry_time(
     assert all(b"[DONE]" in reply.read() for reply in replies)
 
 
-def test_more_replies_than_can_ever_wait_are_refused_without_a_retry_time(runtime: Runtime) -> None:
+def test_more_replies_than_can_ever_wait_are_refused_without_a_retry_time(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No reply ends before all of them are submitted.
+    SlowSteps(monkeypatch, 0.1)
     with serve_locally(runtime) as site:
         refused = ask(site, "/v1/chat/completions", chat(n=16))
         assert refused.status == 429
