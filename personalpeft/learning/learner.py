@@ -51,15 +51,10 @@ from personalpeft.learning.outcomes import (
     reason,
     text_reason,
 )
-from personalpeft.learning.pipeline import (
-    BuildResult,
-    TrainingPipeline,
-    head_moved_report,
-    record,
-    report_of,
-)
+from personalpeft.learning.pipeline import BuildResult, TrainingPipeline
 from personalpeft.learning.plan import MIN_LESSONS, VERIFIER, Plan, build_plan
 from personalpeft.learning.report import LearnReport, signal_usage
+from personalpeft.learning.report_builder import head_moved_report, record, report_of
 from personalpeft.learning.rl.loop import RESUME_HINT, plan_practice
 from personalpeft.learning.status import pending
 from personalpeft.learning.train.config import (

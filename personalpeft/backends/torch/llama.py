@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from personalpeft.backends.torch.kv_cache import paged_attention_forward
-from personalpeft.backends.torch.ops.base import rotate
+from personalpeft.backends.torch.ops.base import apply_rotary_embedding
 from personalpeft.base_models.files import head_sizes, weights_of
 
 _HEAD = "lm_head.weight"
@@ -268,7 +268,7 @@ class LlamaAttention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         cos, sin = (table.unsqueeze(1) for table in position_embeddings)
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key = apply_rotary_embedding(query, cos, sin), apply_rotary_embedding(key, cos, sin)
         mixed, _ = paged_attention_forward(
             self, query, key, value, attention_mask, scaling=self.scaling, **attention
         )

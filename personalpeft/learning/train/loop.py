@@ -38,7 +38,8 @@ from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session, SessionSpec
 from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.errors import AdapterError, PersonalPeftError, ServingFailed
-from personalpeft.learning.data.batching import build_batches, generate_general_replies
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_replies import generate_general_replies
 from personalpeft.learning.options import (
     MAX_YIELD_SECONDS,
     cancelled_error,

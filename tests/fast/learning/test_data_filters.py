@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from personalpeft.learning.data.lesson import Lesson
-from personalpeft.learning.gate.gate import find_leak
+from personalpeft.learning.gate.leak_check import find_leak
 from personalpeft.learning.outcomes import Reason, ReasonCode, reason
 from personalpeft.types import Message, Signal, SignalKind
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from runtime_makers import ask, open_runtime
 
 from personalpeft import User
-from personalpeft.learning.data.batching import (
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.general_prompts import load_general_prompts
+from personalpeft.learning.data.general_replies import (
     GeneralReplies,
-    build_batches,
     is_usable,
     similar_prompts,
 )
-from personalpeft.learning.data.general_prompts import load_general_prompts
 from personalpeft.learning.data.lesson import MAX_EXAMPLES, Lesson, few_shot_messages
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import loop

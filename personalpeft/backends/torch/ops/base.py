@@ -246,7 +246,7 @@ class Ops:
             for part in qkv.split([heads.heads * heads.dim, kv_size, kv_size], dim=1)
         )
         cos, sin = cos[:, None], sin[:, None]
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = apply_rotary_embedding(q, cos, sin), apply_rotary_embedding(k, cos, sin)
         self.write_kv(k, v.contiguous(), kv, metadata)
         return q
 
@@ -335,7 +335,7 @@ class Ops:
         return x.argmax(-1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return ``[..., dim]`` rotated by angles with these cosines and sines (Su et al. 2021)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
