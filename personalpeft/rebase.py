@@ -14,8 +14,9 @@ from typing import Any
 
 from personalpeft.errors import InvalidInput, NothingCause, NothingToLearn
 from personalpeft.formatting import HasJson, pluralize
-from personalpeft.learning.data.assignment import load_assignments
-from personalpeft.learning.data.lesson import MAX_HOLDOUT, Lesson
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import load_assignments
+from personalpeft.learning.data.lesson_selection import MAX_HOLDOUT
 from personalpeft.learning.gate.evidence import (
     IMPROVED_FACTOR,
     REGRESSED_FACTOR,

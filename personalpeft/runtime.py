@@ -49,8 +49,8 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learn_bundles import learn_bundles
 from personalpeft.learning.activity_summary import ActivitySummary
-from personalpeft.learning.data.assignment import load_style_examples
 from personalpeft.learning.data.general_prompts import open_completion_cache, probe_questions
+from personalpeft.learning.data.lesson_assignment import load_style_examples
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport

@@ -20,11 +20,8 @@ import numpy as np
 import safetensors.numpy
 from sklearn.linear_model import LogisticRegression
 
-from personalpeft.learning.data.general_prompts import (
-    GeneralPrompts,
-    load_general_prompts,
-    load_relations,
-)
+from personalpeft.learning.data.general_prompts import GeneralPrompts, load_general_prompts
+from personalpeft.learning.data.question_bank import load_relations
 from personalpeft.memory import calibration
 from personalpeft.memory.calibration import LanguageCalibration
 from personalpeft.memory.embedder import MiniLM

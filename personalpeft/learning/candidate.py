@@ -20,8 +20,8 @@ from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import Backend
 from personalpeft.backends.processor import instruction_sets
 from personalpeft.errors import Busy, HomeError
-from personalpeft.learning.data.assignment import lessons_for, scrub_assignments
-from personalpeft.learning.data.lesson import MAX_HOLDOUT
+from personalpeft.learning.data.lesson_assignment import lessons_for, scrub_assignments
+from personalpeft.learning.data.lesson_selection import MAX_HOLDOUT
 from personalpeft.learning.gate.evidence import TRAINED_ELSEWHERE, Leakage
 from personalpeft.learning.layers import LayerState, held_out_signals, replace_layer
 from personalpeft.learning.outcomes import MoveCause

@@ -24,7 +24,7 @@ from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import LAYER_NAME
 from personalpeft.learning.candidate import copied_from, imported_inputs
-from personalpeft.learning.data.assignment import layer_of
+from personalpeft.learning.data.lesson_assignment import layer_of
 from personalpeft.learning.revealing_text import RevealingText, comparable, has_words
 from personalpeft.store.id_lookup import is_ending
 from personalpeft.store.store import Store

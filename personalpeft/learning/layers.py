@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import (
     Assignment,
     lessons_for,
     load_assignments,
     scrub_assignments,
 )
-from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.outcomes import LearnOutcome
 from personalpeft.learning.report import LearnReport, from_json, outcome_reports
 from personalpeft.memory.conflicts import normalized_questions

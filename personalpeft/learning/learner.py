@@ -27,7 +27,7 @@ from personalpeft.errors import (
     get_error_type,
 )
 from personalpeft.learning.candidate import propose
-from personalpeft.learning.data.assignment import load_assignments
+from personalpeft.learning.data.lesson_assignment import load_assignments
 from personalpeft.learning.evaluate.evaluation import revalidate
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation

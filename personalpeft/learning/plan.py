@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from personalpeft.errors import NothingCause, NothingToLearn
 from personalpeft.formatting import pluralize
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.general_prompts import (
+    GeneralPrompts,
+    load_general_prompts,
+    prompt_languages,
+)
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import (
     Assignment,
     lessons_for,
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.general_prompts import (
-    GeneralPrompts,
-    load_general_prompts,
-    paraphrases_digest,
-    prompt_languages,
-)
-from personalpeft.learning.data.lesson import Lesson, find_too_long, fit_lessons, select_holdout
+from personalpeft.learning.data.lesson_selection import find_too_long, fit_lessons, select_holdout
+from personalpeft.learning.data.question_bank import paraphrases_digest
 from personalpeft.learning.data.scrubber import RemovedText, scrubber_version
 from personalpeft.learning.layers import LayerState, held_out_signals, root_revision, trained_on
 from personalpeft.learning.outcomes import MoveCause, Reason, ReasonCode, reason

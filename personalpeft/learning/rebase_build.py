@@ -27,9 +27,9 @@ from personalpeft.learning.candidate import (
     find_candidate,
     store_candidate,
 )
-from personalpeft.learning.data.assignment import load_assignments
 from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
 from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import load_assignments
 from personalpeft.learning.evaluate.eval_job import (
     EXAMPLE_SAMPLING,
     MAX_EXAMPLES,

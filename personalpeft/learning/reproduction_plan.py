@@ -14,7 +14,8 @@ from functools import cache, partial
 from personalpeft.errors import Damaged
 from personalpeft.formatting import pluralize
 from personalpeft.learning.candidate import imported_inputs
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import (
     PROMPT_KINDS,
     lessons_for,
     load_assignments,
@@ -22,7 +23,6 @@ from personalpeft.learning.data.assignment import (
     scrub_assignments,
     undesirable_lessons_for,
 )
-from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.plan import Plan, add_teacher, liked

@@ -17,7 +17,7 @@ from datetime import datetime
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.formatting import pluralize
 from personalpeft.former_names import ShownCode
-from personalpeft.learning.data.assignment import Assignment, lessons_for, load_assignments
+from personalpeft.learning.data.lesson_assignment import Assignment, lessons_for, load_assignments
 from personalpeft.learning.data.scrubber import RemovedText
 from personalpeft.learning.layers import LayerState, ancestors, held_out_signals, known_layers
 from personalpeft.learning.outcomes import (

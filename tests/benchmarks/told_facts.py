@@ -19,7 +19,7 @@ import click
 
 from benchmarks.homes import temporary_home
 from personalpeft import User
-from personalpeft.learning.data.general_prompts import QuestionBank
+from personalpeft.learning.data.question_bank import QuestionBank
 from personalpeft.memory.embedder import MiniLM
 
 _MAX_TOKENS = 24

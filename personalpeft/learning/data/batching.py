@@ -13,13 +13,9 @@ from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Loss
-from personalpeft.learning.data.general_prompts import (
-    QuestionBank,
-    QuestionForms,
-    fill_templates,
-)
 from personalpeft.learning.data.general_replies import GeneralReplies
 from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.question_bank import QuestionBank, QuestionForms, fill_templates
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (

@@ -21,13 +21,9 @@ from personalpeft.chat.examples import (
 )
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.learning.data.assignment import load_style_examples
-from personalpeft.learning.data.general_prompts import (
-    BASE_SAMPLING,
-    PROBE_SAMPLING,
-    GeneralPrompts,
-)
+from personalpeft.learning.data.general_prompts import BASE_SAMPLING, PROBE_SAMPLING, GeneralPrompts
 from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_assignment import load_style_examples
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, PromptExampleResults
 from personalpeft.learning.layers import trained_on
 from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while

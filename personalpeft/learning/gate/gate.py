@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import ClassVar
 
-from personalpeft.learning.data.assignment import lessons_for
+from personalpeft.learning.data.lesson_assignment import lessons_for
 from personalpeft.learning.gate.evidence import (
     CONFIRMATION_E_VALUE,
     IMPROVED_FACTOR,

@@ -156,7 +156,7 @@ class TrainingConfig(CardConfig):
     weight_decay: Number = 0.0  # of AdamW
     eval_fraction: Fraction = 0.25  # share of the lessons that is held out
     max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = MAX_LENGTH  # tokens a reply is cut at
-    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see lesson.py
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter
     seed: Size = 0  # of A and of the order of lessons
     # Countries whose personal numbers are replaced in lessons; none: nothing is (data/scrubber.py).
     scrub: Annotated[tuple[Country, ...], Field(strict=False)] = ()

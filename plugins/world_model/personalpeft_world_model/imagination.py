@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from personalpeft import InvalidInput, User
 from personalpeft.types import Revision
 from personalpeft_world_model.environment import Environment, Outcome, State
-from personalpeft_world_model.model import WorldModel
+from personalpeft_world_model.model import AT_ONCE, WorldModel
 from personalpeft_world_model.recording import MAX_STEPS, Policy, run_policy
 from personalpeft_world_model.trajectories import Trajectory
 
@@ -57,22 +58,35 @@ def imagine(
 ) -> Iterator[Trajectory]:
     """Yield synthetic trajectories: only the first states are real.
 
+    Several are imagined at a time, and all come out in their order.
+
     Args:
         model: The world model.
         environments: Where the trajectories begin, by turns.
-        policy: What chooses the actions.
+        policy: What chooses the actions. Several threads call it at once.
         count: How many trajectories.
         seed: Decides what the policy draws.
         max_steps: The most steps of a trajectory.
         actions_of: As for ``ImaginedGame``.
     """
-    for number, game in enumerate(islice(cycle(environments), count)):
-        imagined = ImaginedGame(model, game.name, game.task, game.reset(), actions_of)
-        rng = random.Random(f"{seed} {game.name} {number}")
+
+    def play(start: tuple[int, ImaginedGame]) -> Trajectory:
+        number, imagined = start
+        rng = random.Random(f"{seed} {imagined.name} {number}")
         run = run_policy(imagined, policy, rng, name=IMAGINED, max_steps=max_steps)
         if run.final.outcome is Outcome.UNKNOWN:  # Half a state teaches nothing right.
             run = replace(run, steps=run.steps[:-1])
-        yield run
+        return run
+
+    starts = (
+        (number, ImaginedGame(model, game.name, game.task, game.reset(), actions_of))
+        for number, game in enumerate(islice(cycle(environments), count))
+    )
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        yield from pool.map(play, starts)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass

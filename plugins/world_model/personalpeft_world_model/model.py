@@ -21,7 +21,7 @@ from personalpeft_world_model.trajectories import Trajectory, demonstrations, tr
 SKILL_PREFIX = "world."
 MAX_STATE_TOKENS = 256
 # Predictions that the engine reads in one batch.
-_AT_ONCE = 16
+AT_ONCE = 16
 
 Query: TypeAlias = tuple[str, State, str]
 """A task, the state before an action, and the action."""
@@ -186,7 +186,7 @@ class WorldModel:
                 return State(reply.text, Outcome.UNKNOWN)
             return State.read(reply.text)
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             for query, state in zip(different, pool.map(ask, different), strict=True):
                 known[query] = state
                 progress(len(known) / len(different))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.lesson_assignment import (
     MIN_THUMBS,
     Assignment,
     assign,

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from runtime_makers import correct, open_runtime, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.data.lesson import RECOMMENDED_TOKENS_PER_PARAMETER, Lesson, fit_lessons
+from personalpeft.learning.data.lesson import Lesson
+from personalpeft.learning.data.lesson_selection import (
+    RECOMMENDED_TOKENS_PER_PARAMETER,
+    fit_lessons,
+)
 from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind

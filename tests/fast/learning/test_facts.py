@@ -15,18 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import FakeTime
 
-from personalpeft.learning.data.assignment import (
+from personalpeft.learning.data.fact_lessons import MIN_HELPFUL_TURNS, as_sentence, helpful_turns
+from personalpeft.learning.data.general_prompts import load_general_prompts
+from personalpeft.learning.data.lesson_assignment import (
     Assignment,
     assign,
     lessons_for,
     load_assignments,
 )
-from personalpeft.learning.data.general_prompts import (
-    PARAPHRASE_TEMPLATES,
-    QuestionTemplate,
-    load_general_prompts,
-)
-from personalpeft.learning.data.lesson import MIN_HELPFUL_TURNS, as_sentence, helpful_turns
+from personalpeft.learning.data.question_bank import PARAPHRASE_TEMPLATES, QuestionTemplate
 from personalpeft.learning.outcomes import ReasonCode, reason
 from personalpeft.store.home import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage

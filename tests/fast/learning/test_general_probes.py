@@ -9,10 +9,7 @@ import pytest
 from runtime_makers import correct, open_runtime
 
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.data.general_prompts import (
-    load_base_replies,
-    load_general_prompts,
-)
+from personalpeft.learning.data.general_prompts import load_base_replies, load_general_prompts
 from personalpeft.settings import CACHE
 
 RIGHT = {canary.question: canary.right[0] for canary in load_general_prompts().probes}

@@ -13,8 +13,8 @@ from runtime_makers import ask, correct, open_runtime, style
 from test_practice import RecordingVerifier
 
 from personalpeft import LearnReport, User
-from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.data.batching import build_lesson_losses
+from personalpeft.learning.data.lesson_assignment import lessons_for, load_assignments
 from personalpeft.learning.outcomes import ReasonCode
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import derive_seed

@@ -12,12 +12,8 @@ from runtime_makers import ask, open_runtime
 
 from personalpeft.backends.base import Backend, Loss
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.general_prompts import (
-    QuestionBank,
-    load_general_prompts,
-    load_relations,
-    prompt_languages,
-)
+from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
+from personalpeft.learning.data.question_bank import QuestionBank, load_relations
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train import loop
 from personalpeft.memory.embedder import HashEmbedder, MiniLM

@@ -11,8 +11,8 @@ from runtime_makers import ask, correct, open_runtime, pinned, trained_on
 
 from personalpeft import User
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.assignment import MIN_THUMBS
 from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.lesson_assignment import MIN_THUMBS
 from personalpeft.learning.outcomes import ReproductionOutcome
 from personalpeft.learning.train.losses import KTOLoss
 

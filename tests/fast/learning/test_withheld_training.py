@@ -9,7 +9,7 @@ import pytest
 from runtime_makers import FakeTime, ask, correct, open_runtime
 
 from personalpeft import User
-from personalpeft.learning.data.assignment import MIN_THUMBS
+from personalpeft.learning.data.lesson_assignment import MIN_THUMBS
 from personalpeft.types import Turn
 
 

@@ -26,7 +26,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from personalpeft.learning.data.lesson import Lesson, fact_lessons, helpful_turns, reveals
+from personalpeft.learning.data.fact_lessons import fact_lessons, helpful_turns, reveals
+from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.style import find_style_change
 from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
 from personalpeft.memory.conflicts import normalize, superseded_facts
