@@ -207,6 +207,7 @@ def open(
         serving=(serving, Serving | None),
         vllm=(vllm, VllmServer | None),
         passphrase=(passphrase, str | None),
+        clock=(clock, Clock | None),
     )
     check_functions(progress=progress)
     settings = resolve(home, os.environ, passphrase)

@@ -96,19 +96,18 @@ class ImportSummary:
 
 def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> ExportSummary:
     """Implement ``User.export``, which documents the arguments."""
-    target = path.expanduser().absolute()
     with store.exports.recording(user, ExportKind.PERSONAL) as set_digest:
         portable = read_user(store, user)
         digests = {each["digest"] for each in portable.contents("revision")} if adapters else set()
-        with new_file(target) as file:
+        with new_file(path) as file:
             index = user_index(portable)
             _PERSONAL.write(file, index, portable.entries, digests, store.blobs.read)
-        set_digest(hash_files([target]))
+        set_digest(hash_files([path]))
     turns, signals, revisions = (
         len(portable.contents(kind)) for kind in ("turn", "signal", "revision")
     )
-    size = target.stat().st_size
-    return ExportSummary(target, user, size, turns, signals, revisions, len(digests))
+    size = path.stat().st_size
+    return ExportSummary(path, user, size, turns, signals, revisions, len(digests))
 
 
 @contextmanager
@@ -133,10 +132,9 @@ def import_user(
 
     ``base`` returns the open base. It is called only if the file has revisions.
     """
-    source = path.expanduser().absolute()
-    digests = _check_in_child(source)
-    with _open(source) as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digests.get(str(source)):
+    digests = _check_in_child(path)
+    with _open(path) as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digests.get(str(path)):
             raise _PERSONAL.invalid("It changed while it was read.")
         portable, blobs, revisions = _read(file)
         why = _why_without_revisions(portable, blobs, base)

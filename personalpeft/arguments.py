@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import HomeError, InvalidInput
 from personalpeft.types import is_number
 
 # Of SQLite, where most of these numbers end.
@@ -53,14 +54,35 @@ def check_list(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return the value of an argument as an absolute path. Raises ``InvalidInput``."""
+    """Return the value of an argument as an absolute path.
+
+    Raises:
+        InvalidInput: It is no path, or a relative one where the current folder was deleted.
+        HomeError: It begins with the home folder of an account that has none.
+    """
     if not isinstance(value, str | PathLike):
         raise _invalid(name, value, "a path")
     text = os.fspath(value)
     # An empty path is the current folder, and most often a variable that is not set.
-    if not text or "\0" in text or not _is_encodable(text):
+    if not text.strip() or "\0" in text or not _is_encodable(text):
         raise _invalid(name, text, "a path")
-    return Path(value).expanduser().absolute()
+    try:
+        path = Path(value).expanduser().absolute()
+    except RuntimeError as error:
+        raise HomeError(
+            f"{name} is in an unknown folder: {str(error).rstrip('.')}.", hint="Give a full path."
+        ) from error
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"{name} must be a full path, got {text!a:.40}: the current folder does not exist.",
+            hint="Change to another folder, or give a full path.",
+        ) from error
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _invalid(name, text, "a path that is no longer than the system allows") from error
+    return path
 
 
 def _is_encodable(text: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
+from personalpeft.arguments import check_path
 from personalpeft.errors import Damaged, HomeError, InvalidInput, NotFound, map_write_errors
 from personalpeft.extras import extra_required
 from personalpeft.types import Json, canonical_json, parse_strict_json
@@ -84,7 +85,7 @@ def check_certificate_path(file: str | Path) -> tuple[Path, Path]:
     Raises:
         InvalidInput: A file is there already, or there is no such folder.
     """
-    path = Path(file).expanduser().absolute()
+    path = check_path("file", file)
     path = path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
     paths = path, path.with_suffix(".md")
     if not path.parent.is_dir():
@@ -138,7 +139,7 @@ def verify_certificate(file: str | Path, *, key: str | None = None) -> Certifica
     ed25519 = require_signing()
     from cryptography.exceptions import InvalidSignature
 
-    path = Path(file).expanduser()
+    path = check_path("file", file)
     certificate, signed = _read(path)
     wanted = certificate.public_key if key is None else key.strip().lower()
     if re.fullmatch(_KEY, wanted) is None:

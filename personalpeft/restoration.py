@@ -142,7 +142,7 @@ def restore(
     settings, clock = resolve(home, os.environ, passphrase), clock or SYSTEM
     # A link to a home is kept: what is replaced is the folder that it leads to.
     home = Path(os.path.realpath(settings.home))
-    backup = _newest_copy(check_path("backup", backup).expanduser().absolute())
+    backup = _newest_copy(check_path("backup", backup))
     if not (backup / DATABASE).stat().st_size:
         raise _damaged_backup(backup)
     with map_home_errors(home):
@@ -159,7 +159,7 @@ def restore(
             "renamed.",
             hint=f"Restore to a folder in it, and use that as home: {home / 'home'}",
         )
-    others = [Path(each).expanduser().absolute() for each in forgotten_in]
+    others = [check_path("forgotten_in", each) for each in forgotten_in]
     for folder in others:
         if not any((folder / name).is_file() for name in (LOG, DATABASE)):
             raise NotFound(

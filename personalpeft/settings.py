@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-from personalpeft.arguments import check_choice, check_number
+from personalpeft.arguments import check_choice, check_number, check_path
 from personalpeft.deprecation import RenamedAttributes, accept_renamed_arguments, warn_renamed
 from personalpeft.errors import HomeError, InvalidInput
 
@@ -184,12 +184,11 @@ def resolve(
 
     Raises:
         HomeError: The account has no home folder, and a path needs it.
-        InvalidInput: The home is empty, or a variable has no valid value.
+        InvalidInput: The home is no path, a variable has no valid value, or a path is relative and
+            the current folder was deleted.
     """
-    if home is not None and not str(home).strip():
-        raise InvalidInput(
-            "The home is an empty path.", hint="Name a folder, or leave it out for the default."
-        )
+    if home is not None:
+        home = check_path("home", home)
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     try:
         return Settings(
@@ -219,6 +218,11 @@ def resolve(
         raise HomeError(
             f"A folder of this account is unknown: {str(error).rstrip('.')}.",
             hint=f"Set HOME, or give full paths in {HOME}, {CACHE} and {KEYS}.",
+        ) from error
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            "The current folder does not exist, and a relative path needs it.",
+            hint=f"Change to another folder, or give full paths in {HOME}, {CACHE} and {KEYS}.",
         ) from error
 
 

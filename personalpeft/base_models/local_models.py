@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from personalpeft.arguments import check_path
 from personalpeft.base_models.chat_template import end_of_turn, find_tool_format, shows_messages
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_files, head_sizes, read_json, source_digest
@@ -109,7 +110,7 @@ def inspect_local_model(
         WeightsError: The model cannot be a base.
         CardError: The model has no template that works, or the name is taken.
     """
-    path = path.expanduser().absolute()
+    path = check_path("path", path)
     cards = all_cards(taken)
     file = _file_of(path)
     model, facts = _from_folder(path) if file is None else _from_gguf(file, cards)

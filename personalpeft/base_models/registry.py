@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from personalpeft.arguments import check_path
 from personalpeft.base_models.files import max_positions, read_json
 from personalpeft.base_models.model_card import parse_card, read_card
 from personalpeft.base_models.types import ModelCard, Source
@@ -21,7 +22,7 @@ USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
     """Return the card of a name, of a .toml file or of a folder with a model."""
     if isinstance(name, Path) or is_path(name):
-        path = Path(name).expanduser().absolute()
+        path = check_path("base", name)
         return _card_of_folder(path) if path.is_dir() else read_card(path)
     try:
         known = {card.name: card for card in all_cards(cards)}

@@ -106,7 +106,7 @@ class Maintenance(
             Busy: Another copy is being made.
         """
         check_number("keep", keep, 1, whole=True)
-        folder = check_path("folder", folder).expanduser().absolute()
+        folder = check_path("folder", folder)
         store = self._store
         if folder.resolve() == store.home.resolve():
             # A restore would leave such copies in the former home.

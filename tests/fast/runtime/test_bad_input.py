@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 import shutil
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -519,7 +523,10 @@ def test_looking_up_an_unknown_user_does_not_create_it(sample_home: SampleHome) 
         ({"serving": {"max_batch": 2}}, InvalidInput, "serving"),
         ({"progress": 5}, InvalidInput, "progress"),
         ({"train": "no"}, InvalidInput, "train"),
-        ({"home": ""}, InvalidInput, "empty path"),
+        ({"home": ""}, InvalidInput, "home"),
+        ({"home": "a\0b"}, InvalidInput, "home"),
+        ({"home": "h" * 5000}, InvalidInput, "home"),
+        ({"clock": 1}, InvalidInput, "clock"),
         ({"implicit_feedback": "on"}, InvalidInput, "implicit_feedback"),
     ],
 )
@@ -832,3 +839,55 @@ def test_stored_values_of_any_shape_are_read(values: dict[str, Any]) -> None:
 def test_an_empty_home_is_not_the_default_one(home: str) -> None:
     with pytest.raises(InvalidInput, match="home"):
         personalpeft.open(home, backend="fake")
+
+
+def test_a_relative_path_in_a_deleted_folder_is_refused_by_name(
+    sample_home: SampleHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = tmp_path / "deleted"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    with pytest.raises(InvalidInput, match="home"):
+        personalpeft.open("home", backend="fake")
+    monkeypatch.setenv("PERSONALPEFT_HOME", "home")
+    with pytest.raises(InvalidInput, match="current folder"):
+        personalpeft.open(backend="fake")
+    for write in (sample_home.ada.export, sample_home.ada.export_peft):
+        refused(sample_home, lambda write=write: write("ada"), InvalidInput, "current folder")
+
+
+# Values that no argument of the public surface takes, or not in this place.
+_WRONG = (None, 1, -1, 1.5, "", b"x", [], {}, object(), True, "x\0y", "é" * 5000)
+
+
+def test_an_argument_of_any_kind_ends_in_a_documented_error(
+    sample_home: SampleHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runtime, ada = sample_home.runtime, sample_home.ada
+    # One that closes the home, and the names of earlier versions, which warn.
+    methods = [
+        method
+        for owner, hidden in ((ada, set()), (runtime, {"close"}))
+        for name, method in inspect.getmembers(owner, callable)
+        if not name.startswith("_") and name not in hidden
+    ]
+    for method in methods:
+        parameters = inspect.signature(method).parameters.values()
+        named = [
+            each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+        needed = {each.name: "style" for each in named if each.default is each.empty}
+        for wrong, tried in itertools.product(_WRONG, named):
+            values = {**needed, tried.name: wrong}
+            with warnings.catch_warnings(), suppress(PersonalPeftError):
+                warnings.simplefilter("ignore")
+                method(
+                    *(
+                        values.pop(e.name)
+                        for e in named
+                        if e.kind is e.POSITIONAL_ONLY and e.name in values
+                    ),
+                    **values,
+                )
