@@ -15,6 +15,7 @@ from typing import Any
 from personalpeft.arguments import check_number
 from personalpeft.base_models.tool_calls import assistant_message, read_calls
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
+from personalpeft.store.id_lookup import check_is_text, choose_id
 from personalpeft.store.store import Store
 from personalpeft.store.types import ConversationLink
 from personalpeft.types import USER_SOURCE, Message, Signal, SignalKind, ToolFormat, Turn
@@ -111,7 +112,7 @@ def list_conversations(
     newest = _newest(links)
     order = list(newest)
     if before is not None:
-        order = order[order.index(_resolve(order, user, before)) + 1 :]
+        order = order[order.index(_resolve(store, order, user, before)) + 1 :]
     by_id = {link.turn: link for link in links}
     summaries = []
     for conversation in order[:limit]:
@@ -129,12 +130,13 @@ def read_conversation(
 ) -> Conversation:
     """Return a conversation by its id or a unique prefix, up to the turn before ``replaces``.
 
-    Raises ``NotFound``, and ``InvalidInput`` if ``replaces`` is in another conversation.
+    Raises ``NotFound``, ``Forgotten``, and ``InvalidInput`` for an ambiguous prefix, or if
+    ``replaces`` is in another conversation.
     """
     links = _links(store, user)
     by_id = {link.turn: link for link in links}
     newest_links = _newest(links)
-    wanted = _resolve(newest_links, user, conversation_id)
+    wanted = _resolve(store, newest_links, user, conversation_id)
     if replaces is None:
         end: str | None = newest_links[wanted].turn
     elif by_id[replaces].conversation == wanted:
@@ -186,7 +188,7 @@ def turns_of_conversation(store: Store, user: str, name: str) -> tuple[str, tupl
             known = [each for each in _newest(links) if each.startswith(name)]
             if not name or not known:
                 raise
-            wanted = _resolve(known, user, name)
+            wanted = _resolve(store, known, user, name)
     if not wanted:
         raise InvalidInput(f"{name} is in no conversation.", hint="Forget the turn alone.")
     return wanted, tuple(link.turn for link in links if link.conversation == wanted)
@@ -350,16 +352,20 @@ def _title(turn: Turn) -> str:
     return " ".join((prompts or [turn.messages[-1].content])[0].split())
 
 
-def _resolve(known: Collection[str], user: str, prefix: object) -> str:
-    """Return the id of a conversation. Raises ``NotFound``, also for an ambiguous prefix."""
-    if not isinstance(prefix, str) or not prefix:
-        raise InvalidInput("The id of a conversation must be text.", hint="Give its id.")
-    if prefix in known:
-        return prefix
+def _resolve(store: Store, known: Collection[str], user: str, prefix: str) -> str:
+    """Return the id of a conversation. Raises ``NotFound``, ``Forgotten``, ``InvalidInput``."""
+    check_is_text(prefix, "id of a conversation")
     matches = [each for each in known if each.startswith(prefix)]
-    if len(matches) == 1:
-        return matches[0]
+    if (found := choose_id(prefix, matches, "conversation")) is not None:
+        return found
+    try:
+        # A conversation is named after its first turn, so it was forgotten if that turn was.
+        store.ledger.turn(user, prefix)
+    except Forgotten:
+        raise
+    except (NotFound, InvalidInput):
+        pass
     raise NotFound(
-        f"{user} has no conversation {prefix!a}.",
+        f"{user} has no conversation {prefix[:80]!a}.",
         hint=suggest_nearest(prefix, known, what="conversation"),
     )

@@ -8,6 +8,7 @@ exist. An ending, which reports show, is looked for among the ids of one user.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
@@ -78,15 +79,8 @@ def resolve_id(
     if not ids and table != "revision" and is_ending(prefix):
         select = f"select id from {table} where user = ? and id like ? order by id limit ?"
         ids = _ids(db, select, user, f"%{prefix}", _MAX_SHOWN + 1)
-    if prefix in ids:
-        return prefix
-    if len(ids) == 1:
-        return ids[0]
-    if ids:
-        shown = ", ".join(ids[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
-        raise InvalidInput(
-            f"{prefix!r} fits more than one {table}: {shown}.", hint="Give more of the id."
-        )
+    if (found := choose_id(prefix, ids, table)) is not None:
+        return found
     _check_tombstones(db, table, user, prefix)
     owner = f"{user}'s layer {layer}" if layer else user
     select = f"select id from {table} where user = ?3{' and layer = ?4' if layer else ''} and id"
@@ -95,6 +89,27 @@ def resolve_id(
         f"{owner} has no {table} {prefix[:80]!a}.",
         hint=suggest_nearest(prefix, near, what=table, newest_first=table != "revision"),
     )
+
+
+def choose_id(prefix: str, ids: Sequence[str], what: str) -> str | None:
+    """Return the one of some ids that is meant, or None if there is none.
+
+    Args:
+        prefix: What was typed.
+        ids: Those that begin or end with it.
+        what: What they are ids of.
+
+    Raises:
+        InvalidInput: Several fit, and none is equal; the message lists them.
+    """
+    if prefix in ids:
+        return prefix
+    if len(ids) > 1:
+        shown = ", ".join(ids[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
+        raise InvalidInput(
+            f"{prefix!r} fits more than one {what}: {shown}.", hint="Give more of the id."
+        )
+    return ids[0] if ids else None
 
 
 def _candidates(

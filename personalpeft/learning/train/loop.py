@@ -291,7 +291,7 @@ map_training_errors = partial(
     "The model failed during training.",
     hint="See the log. The next learn or practice resumes from the last checkpoint.",
     memory_hint="Free memory and try again, which resumes from the last checkpoint. A smaller rank"
-    " or batch_size under [learning], or num_generations under [practice], in the base's card takes"
+    " or batch_size under [learning], or num_generations under [rl], in the base's card takes"
     " less.",
 )
 """A context in which an error of the model becomes ``ServingFailed``."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runtime_makers import open_runtime
 
-from personalpeft import InvalidInput, NotFound, PromptTooLong, Reply, Runtime, User
+from personalpeft import Forgotten, InvalidInput, NotFound, PromptTooLong, Reply, Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.chat.conversation import TurnFeedback
 from personalpeft.chat.implicit_feedback import classify_message
@@ -242,6 +242,19 @@ def test_forgotten_turn_leaves_its_conversation(ada: User) -> None:
         texts = [m.content for m in ada.conversation(each.id).messages()]
         assert "hello" not in texts
         assert first.text not in texts
+
+
+def test_id_of_a_forgotten_conversation_says_so_and_an_ambiguous_one_lists_what_it_fits(
+    ada: User,
+) -> None:
+    ids = [ada.chat(f"hello {n}").conversation_id or "" for n in range(3)]
+    ada.forget(ids[0])
+    for read in (ada.conversation, lambda name: ada.chat("again?", conversation_id=name)):
+        with pytest.raises(Forgotten, match=ids[0]):
+            read(ids[0])
+        with pytest.raises(InvalidInput) as raised:
+            read(ids[1][:3])
+        assert all(each in raised.value.message for each in ids[1:])
 
 
 def test_forgetting_a_middle_turn_keeps_the_turns_around_it(ada: User) -> None:
