@@ -7,6 +7,7 @@ advantages and ``r = exp(lp - q)``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from personalpeft.backends.base import (
 )
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
+from personalpeft.types import is_number
 from personalpeft_tinker_server.codec import Array, Datum
 
 _CLIP_LOW, _CLIP_HIGH = 0.8, 1.2
@@ -179,10 +181,14 @@ def build_losses(
     formula, needed, known = _LOSSES[name]
     options: dict[str, float] = {}
     for key, value in config.items():
-        if key not in known or not isinstance(value, int | float):
+        if key not in known:
             raise InvalidInput(
                 f"{name} has no option {key[:40]!a}.",
                 hint=f"Its options are: {', '.join(sorted(known)) or 'none'}.",
+            )
+        if not is_number(value) or not math.isfinite(value):
+            raise InvalidInput(
+                f"{key} must be a number, got {value!a:.40}.", hint="Give a finite number."
             )
         options[key] = float(value)
     vocabulary = vocabulary_size(backend.base)

@@ -156,6 +156,11 @@ class Sampler:
                 "A prompt needs at least one token, and only tokens of the base.",
                 hint="Encode it with the tokenizer of the base.",
             )
+        if len(prompt) > (limit := self._context()):
+            raise InvalidInput(
+                f"The prompt has {len(prompt)} tokens, and {limit} fit into the context.",
+                hint="Shorten the prompt.",
+            )
         params = request.sampling_params
         stack = self._checkpoints.stack(call.owner, self._model_path(call.owner, request))
         prompt_logprobs: list[float | None] | None = None
@@ -191,6 +196,10 @@ class Sampler:
         (score,) = self._runtime.learning_engine().score([item], stack, top=top)
         return score
 
+    def _context(self) -> int:
+        backend = self._runtime.learning_engine().backend
+        return min(backend.base.card.context, backend.max_length)
+
     def _sequences(
         self,
         call: QueuedCall,
@@ -200,7 +209,7 @@ class Sampler:
         count: int,
     ) -> list[models.SampledSequence]:
         engine = self._runtime.learning_engine()
-        room = min(engine.backend.base.card.context, engine.backend.max_length) - len(prompt)
+        room = self._context() - len(prompt)
         seed = params.seed
         if seed is None:
             seed = int.from_bytes(self._clock.entropy(4), "little")

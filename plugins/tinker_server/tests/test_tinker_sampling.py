@@ -167,6 +167,8 @@ def test_a_sample_of_a_base_that_the_server_does_not_have_is_refused(
         ([], {}, "at least one token"),
         ([10**6], {}, "only tokens of the base"),
         (PROMPT, {"params": {"max_tokens": 10**6}}, "more than the"),
+        ([10] * 5000, {}, "5000 tokens"),
+        ([10] * 5000, {"prompt_logprobs": True, "params": {"max_tokens": 0}}, "5000 tokens"),
     ],
 )
 def test_a_mistake_of_the_client_is_named(

@@ -268,6 +268,22 @@ def test_a_mistake_of_the_client_is_named_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("clip_low_threshold", "low", "must be a number"),
+        ("clip_lower", 0.7, "no option"),
+    ],
+)
+def test_a_wrong_option_of_a_loss_is_named_with_what_is_wrong(
+    server: TinkerServer, option: str, value: Any, problem: str
+) -> None:
+    zeros = [0.0] * (len(TEXT) - 1)
+    data = [datum(TEXT, logprobs=zeros, advantages=zeros)]
+    with refused(f"{option}.*{problem}|{problem}.*{option}"):
+        server.session().run().forward_backward(data, "ppo", **{option: value})
+
+
+@pytest.mark.parametrize(
     ("route", "body", "problem"),
     [
         ("save_weights", {"path": "epoch 1"}, "path"),
