@@ -19,7 +19,8 @@ import personalpeft
 from personalpeft.backends.choice import FEW, BackendChoice, check_backend, choose_backend
 from personalpeft.base_models import files
 from personalpeft.base_models.files import weights_status as weights_status
-from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.model_card import read_card
+from personalpeft.base_models.registry import find_card, read_cards
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import (
     Damaged,
@@ -32,6 +33,7 @@ from personalpeft.errors import (
 )
 from personalpeft.extras import available_extras, extra_required
 from personalpeft.formatting import pluralize
+from personalpeft.plugins import Plugins
 from personalpeft.settings import Settings, resolve
 from personalpeft.types import Progress
 
@@ -124,6 +126,7 @@ class _Checks:
         if self._backend == "llamacpp":
             yield run_check("llama-cpp-python", partial(_check_package, "llama-cpp-python"))
         yield CheckResult("extras", _describe_extras())
+        yield run_check("plugins", self._check_plugins)
         yield run_check("sqlite", _check_sqlite)
         if self._backend != "fake":
             # Before what depends on it, whose failures are then the same.
@@ -132,6 +135,7 @@ class _Checks:
             self.progress("Checking the processor", 0.0)
             yield run_check("device", self._check_device)
         yield run_check("home", self._check_home)
+        yield run_check("cards", self._check_cards)
         if self._backend != "fake":
             yield run_check("serve", self._check_serve)
             yield run_check("learning", self._check_learning)
@@ -210,7 +214,8 @@ class _Checks:
         from personalpeft.store.home_keys import ENCRYPTION
 
         home = self.settings.home
-        if not home.exists():
+        # Cards may be there before the first question.
+        if not home.exists() or (home.is_dir() and {*os.listdir(home)} <= {"models"}):
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
         with personalpeft.open(home, self.base, self.requested, read_only=missing) as runtime:
@@ -226,6 +231,22 @@ class _Checks:
         if self.settings.keys.passphrase and not encrypted:
             encrypted = ", not encrypted although PERSONALPEFT_PASSPHRASE is set"
         return f"{home}{encrypted}, users: {len(turns)}, turns: {sum(turns)}, every digest is right"
+
+    def _check_plugins(self) -> str:
+        return ", ".join(Plugins(self.settings.plugins).check_allowed()) or "none"
+
+    def _check_cards(self) -> str:
+        """Check the user's own cards, also those of other bases."""
+        from personalpeft.learning.learner import check_card
+
+        folder = self.settings.home / "models"
+        _, faults = read_cards([folder])
+        if faults:
+            raise faults[0]
+        own = sorted(folder.glob("*.toml"))
+        for path in own:
+            check_card(read_card(path))
+        return f"{len(own)} of your own in {folder}"
 
     def _check_cache(self) -> str:
         cache = self.settings.cache

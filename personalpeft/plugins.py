@@ -168,6 +168,21 @@ class Plugins:
         names = {entry.name for entry in entry_points(group=group)}
         return tuple(sorted(names if self.allowed is None else names & set(self.allowed)))
 
+    def check_allowed(self) -> tuple[str, ...]:
+        """Return the names of all plugins that may be loaded.
+
+        Raises ``NotFound`` for an allowed name that no plugin has.
+        """
+        names = sorted({name for group in _KINDS for name in self.names(group)})
+        for name in self.allowed or ():
+            if name not in names:
+                installed = {each for group in _KINDS for each in Plugins().names(group)}
+                raise NotFound(
+                    f"There is no plugin called {name!a}, which PERSONALPEFT_PLUGINS names.",
+                    hint=suggest_nearest(name, sorted(installed), what="plugin"),
+                )
+        return tuple(names)
+
     def verifier(self, verifier: str | Verifier, family: str = "") -> CheckedVerifier:
         """Return a verifier, loaded and created for a family if it is given by its name.
 

@@ -47,11 +47,13 @@ def models_list(common: GlobalOptions) -> None:
     They are those that ship, and your own cards in the folder that 'personalpeft path models'
     prints. '*' marks the current one.
     """
-    from personalpeft.base_models.registry import all_cards
+    from personalpeft.base_models.registry import read_cards
     from personalpeft.diagnostics import weights_status
 
     home, _ = common.paths()
-    cards = all_cards([home / "models"])
+    cards, faults = read_cards([home / "models"])
+    for fault in faults:
+        info(common, f"Left out: {fault.message}")
     rows = [
         (
             "*" if card.name == common.base_name() else "",

@@ -24,13 +24,11 @@ def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
     if isinstance(name, Path) or is_path(name):
         path = check_path("base", name)
         return _card_of_folder(path) if path.is_dir() else read_card(path)
-    try:
-        known = {card.name: card for card in all_cards(cards)}
-    except CardError:
-        # A mistake in one card does not keep the others from being opened.
-        known = _shipped()
-        if name not in known or any(folder.joinpath(f"{name}.toml").exists() for folder in cards):
-            raise
+    found, faults = read_cards(cards)
+    known = {card.name: card for card in found}
+    # A mistake in one card does not keep the others from being opened.
+    if faults and (name not in known or any((each / f"{name}.toml").exists() for each in cards)):
+        raise faults[0]
     if name not in known:
         raise NotFound(
             f"There is no base called {name!r}.", hint=suggest_nearest(name, known, what="base")
@@ -39,19 +37,36 @@ def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
 
 
 def all_cards(folders: Sequence[Path] = ()) -> tuple[ModelCard, ...]:
-    """Return the shipped cards and every ``*.toml`` of these folders, sorted by name."""
+    """Return the shipped cards and every ``*.toml`` of these folders, sorted by name.
+
+    Raises ``CardError`` where one of them is invalid.
+    """
+    cards, faults = read_cards(folders)
+    if faults:
+        raise faults[0]
+    return cards
+
+
+def read_cards(
+    folders: Sequence[Path] = (),
+) -> tuple[tuple[ModelCard, ...], tuple[CardError, ...]]:
+    """Return the cards as ``all_cards`` does, without those that are invalid, and their errors."""
     known = _shipped()
     paths: dict[str, Path] = {}
+    faults: list[CardError] = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.toml"))):
-        card = read_card(path)
+        try:
+            card = read_card(path)
+        except CardError as error:
+            faults.append(error)
+            continue
         if card.name in paths:
-            raise CardError(
-                f"{path}: name {card.name!r} is also that of {paths[card.name]}.",
-                hint="Rename one of the two.",
-            )
+            fault = f"{path}: name {card.name!r} is also that of {paths[card.name]}."
+            faults.append(CardError(fault, hint="Rename one of the two."))
+            continue
         paths[card.name] = path
         known[card.name] = card
-    return tuple(known[name] for name in sorted(known))
+    return tuple(known[name] for name in sorted(known)), tuple(faults)
 
 
 def _shipped() -> dict[str, ModelCard]:

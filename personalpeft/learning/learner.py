@@ -28,6 +28,7 @@ from personalpeft.errors import (
 )
 from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.lesson_assignment import load_assignments
+from personalpeft.learning.data.scrubber import find_personal_data
 from personalpeft.learning.evaluate.evaluation import revalidate
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -102,10 +103,18 @@ def kept_verifier(services: Services, revision: Revision | None) -> CheckedVerif
 
 
 def check_card(card: ModelCard) -> None:
-    """Check what a card says of learning, without its base. Raises ``CardError``."""
+    """Check what a card says of learning, without its base.
+
+    Raises:
+        CardError: A table has a wrong value.
+        InvalidInput: Personal data of an unknown country is to be replaced.
+        MissingPackage: Personal data is to be replaced, and the extra ``scrub`` is not installed.
+    """
     load_margins(card.name, card.gate)
-    read_training_tables(card.name, card.learning)
-    RLConfig.read_table(card.name, "practice", card.practice)
+    for fields in read_training_tables(card.name, card.learning).values():
+        if countries := fields.get("scrub"):
+            find_personal_data("", countries)
+    RLConfig.read_table(card.name, "rl", card.practice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,7 @@ class Learner:
     ) -> LearnReport:
         """See ``User.practice``. Raises ``CardError``."""
         services, card = self.services, self.services.base.card
-        config = RLConfig(**RLConfig.read_table(card.name, "practice", card.practice))
+        config = RLConfig(**RLConfig.read_table(card.name, "rl", card.practice))
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
 

@@ -140,3 +140,28 @@ def test_a_mistyped_backend_is_reported(shell: Shell) -> None:
     assert code
     assert [name for name, each in checks.items() if not each["ok"]] == ["backend"]
     assert "torch" in checks["backend"]["hint"]
+
+
+def test_a_mistake_in_any_card_of_the_home_is_found_and_hides_no_other_card(shell: Shell) -> None:
+    sound = card_text(replace(find_card("tiny-random"), name="sound"))
+    folder = shell.home / "models"
+    folder.mkdir(parents=True)
+    (folder / "sound.toml").write_text(sound, "utf-8")
+    code, checks = check_results(shell, backend="fake")
+    assert (code, checks["cards"]["ok"]) == (0, True)
+    for fault in ("[sourc", f'{sound}\n[learning]\nscrub = ["XX"]\n'.replace('"sound"', '"other"')):
+        (folder / "other.toml").write_text(fault, "utf-8")
+        code, checks = check_results(shell, backend="fake")
+        assert code
+        assert [name for name, each in checks.items() if not each["ok"]] == ["cards"]
+        assert checks["cards"]["hint"]
+        listed = json.loads(shell.run("models", "list", "--json").stdout)["models"]
+        assert "sound" in {each["name"] for each in listed}
+
+
+def test_a_plugin_that_may_load_and_does_not_exist_is_reported(shell: Shell) -> None:
+    code, checks = check_results(shell, backend="fake", PERSONALPEFT_PLUGINS="sums,smus")
+    assert code
+    assert [name for name, each in checks.items() if not each["ok"]] == ["plugins"]
+    assert "smus" in checks["plugins"]["message"]
+    assert "sums" in checks["plugins"]["hint"]
