@@ -32,7 +32,6 @@ VALUES = {
     "clock",
     "settings",
     "formatting",
-    "serialization",
     "deprecation",
     "extras",
     "file_system",

@@ -89,16 +89,19 @@ _VARIABLES = {
 }
 
 _HOME_FILES = {
-    "personalpeft.db": "The SQLite database: ledger, revisions, reports.",
-    "blobs/": "The adapter files of revisions, named by digest.",
-    "sessions/": "Checkpoints of unfinished learns.",
+    "personalpeft.db": "The SQLite database: ledger, revisions, reports, cached embeddings.",
+    "blobs/": "The adapter files of revisions, named by the SHA-256 of their bytes.",
+    "sessions/": "Checkpoints of unfinished learns; disposable.",
+    "write.lock": "The write lock; `write.holder` names its holder.",
     "locks/": "The leases of running learns.",
+    "notes/": "The daemon's notes; the key in the names of published folders.",
     "models/": "Your own cards.",
     FILE: "Your settings; personalpeft only reads it.",
     "token": "The first admin API key, readable by you alone. Not in an encrypted home.",
     "tokens.json": "The API keys: ids, users and digests, and no secrets.",
     "backups/": "The daemon's backups.",
-    "tinker/": "Runs and saved weights of the Tinker server. Other plugins have a folder each, too.",
+    "tinker/": "Runs and saved weights of the Tinker server. "
+    "Other [plugins](../how-to/write-a-plugin.md#keep-data-in-the-home) have a folder each, too.",
     "forgotten.jsonl": "Ids of what was forgotten, for restored backups.",
     "backup-folders.json": "Where backups lie.",
     "home-id": "A random id, also in the folders of the home's backups.",
@@ -181,7 +184,7 @@ def metrics() -> str:
     """Return the page of metrics."""
     kinds: Mapping[str, Mapping[str, str]] = {
         "counter": COUNTERS,
-        "gauge": {**HTTP_GAUGES, **GAUGES},
+        "gauge": {"build_info": "1; the label `version` says what serves", **HTTP_GAUGES, **GAUGES},
         "histogram": HISTOGRAMS,
     }
     lines = [
