@@ -303,9 +303,9 @@ def check_user(portable: UserExport, kind: ArchiveFormat) -> tuple[Revision, ...
     heads = {move["layer"]: move["after"] for move in portable.contents("move")}
     if any(heads.get(layer["name"]) != layer["head"] for layer in portable.layers):
         raise kind.invalid("A layer's head is not the end of its history.")
-    turns = [turn["id"] for turn in portable.contents("turn")]
+    numbers = {turn["id"]: number for number, turn in enumerate(portable.contents("turn"))}
     for number, turn in enumerate(portable.contents("turn")):
-        if turn.get("previous") in turns[number:]:
+        if numbers.get(turn.get("previous"), -1) >= number:
             raise kind.invalid("A turn continues itself or a later turn.")
     for signal in portable.contents("signal"):
         if not _is_payload(SignalKind(signal["kind"]), json.loads(signal["payload"])):

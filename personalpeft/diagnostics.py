@@ -215,7 +215,7 @@ class _Checks:
 
         home = self.settings.home
         # Cards may be there before the first question.
-        if not home.exists() or (home.is_dir() and {*os.listdir(home)} <= {"models"}):
+        if not home.exists() or (home.is_dir() and {e.name for e in home.iterdir()} <= {"models"}):
             return f"{home} does not exist; the first question creates it"
         missing = not (home / DATABASE).exists()
         with personalpeft.open(home, self.base, self.requested, read_only=missing) as runtime:

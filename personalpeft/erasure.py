@@ -23,6 +23,7 @@ from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure_certificate import CertificateDraft, ErasureKind
 from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
+from personalpeft.learning.data.style import drop_cached_texts
 from personalpeft.learning.erasure_plan import (
     ErasurePlan,
     ErasureTarget,
@@ -220,6 +221,7 @@ def forget_user(
             store.erasures.append(LoggedErasure("user", read_user_key(store.database, user)))
             erase_user(store, user)
         services.drop_user_caches(user)
+        drop_cached_texts()
     # After the leases: their files are deleted too. What fails now is done by the next opening.
     complete = False
     with suppress(Busy, HomeError):
@@ -310,6 +312,7 @@ def forget(
             }
             erased = erase(store, user, plan.erasure)
         services.drop_user_caches(user)
+        drop_cached_texts()
     progress("Erasing", 1.0)
     rebuilt: list[LearnReport] = []
     not_rebuilt: dict[str, str] = {}

@@ -138,13 +138,16 @@ def remember(
         **training_payload(services, user, train),
     }
     ledger = services.store.ledger
-    older = _find_repeated_fact(ledger, user, payload, source)
-    if older is not None and older.payload == payload and _still_holds(ledger, older):
-        return older.id
-    supersedes = older.id if older is not None else None
-    return ledger.add_signal(
-        user, SignalKind.FACT, payload, source=source, supersedes=supersedes
-    ).id
+    # One transaction, so that of two requests at once the second finds the fact of the first.
+    with services.store.database.write_transaction():
+        older = _find_repeated_fact(ledger, user, payload, source)
+        if older is not None and older.payload == payload and _still_holds(ledger, older):
+            return older.id
+        supersedes = older.id if older is not None else None
+        fact = ledger.add_signal(
+            user, SignalKind.FACT, payload, source=source, supersedes=supersedes
+        )
+    return fact.id
 
 
 def _find_repeated_fact(ledger: Ledger, user: str, payload: Json, source: str) -> Signal | None:
@@ -210,13 +213,14 @@ def append_once(
 ) -> str:
     """Append a signal unless it repeats the source's latest one on the turn. Return its id.
 
-    So a thumb pressed twice, or a request sent again, is one act.
+    So a thumb pressed twice, or a request sent again, is one act, also at the same moment.
     """
     ledger = services.store.ledger
-    signals = [each for each in ledger.signals(turn.user, turn=turn.id) if each.source == source]
-    if signals and (signals[-1].kind, signals[-1].payload) == (kind, payload):
-        return signals[-1].id
-    return ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
+    with services.store.database.write_transaction():
+        known = [each for each in ledger.signals(turn.user, turn=turn.id) if each.source == source]
+        if known and (known[-1].kind, known[-1].payload) == (kind, payload):
+            return known[-1].id
+        return ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
 
 
 def review_probation(services: Services, user: str) -> None:

@@ -27,6 +27,7 @@ from personalpeft.errors import BaseMismatch, BuildMismatch, InvalidInput, NotFo
 from personalpeft.former_names import START, rename_report
 from personalpeft.ids import check_layer_name
 from personalpeft.learning.data.general_prompts import load_general_prompts, prompt_languages
+from personalpeft.learning.data.style import drop_cached_texts
 from personalpeft.learning.layers import replace_layer
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
@@ -330,6 +331,7 @@ def _erase_copy(services: Services, user: str) -> None:
     store = services.store
     erase_user(store, user)
     services.drop_user_caches(user)
+    drop_cached_texts()
     delete_pending_files(store, user)
 
 

@@ -21,6 +21,7 @@ from personalpeft.chat.reply import Stream
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.clock import Clock
 from personalpeft.engine.completion_cache import CompletionCache
+from personalpeft.engine.core import closed_error
 from personalpeft.engine.engine import Engine
 from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
@@ -63,6 +64,7 @@ class LazyModel:
         self._learning_engine: Engine | None = None
         self._completions: CompletionCache | None = None
         self._num_learning = 0
+        self._is_closed = False
 
     def base(self) -> Base:
         """Return the base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
@@ -82,6 +84,7 @@ class LazyModel:
         """Return the engine that serves, with the base loaded."""
         with self._lock:
             if self._engine is None:
+                self._check_not_closed()
                 self._engine = self._open_engine(self.base(), self.choice(), None)
             return self._engine
 
@@ -91,6 +94,7 @@ class LazyModel:
             if self.choice().trains:
                 return self.engine()
             if self._learning_engine is None:
+                self._check_not_closed()
                 # The prepared files may have been collected since the base was opened.
                 self._load_base()
                 self._learning_engine = self._open_engine(self.base(), TORCH, self._give_way)
@@ -111,7 +115,8 @@ class LazyModel:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Keep the engine that learns inside the block. After the last block its memory is free."""
-        backend = None if self._engine is None else self._engine.backend
+        engine = self._engine
+        backend = None if engine is None else engine.backend
         if isinstance(backend, TrainingBackend) and backend.maps_weights:
             # Weights that were overwritten in their file are served at once. They must not be
             # trained on under the base's digest.
@@ -169,9 +174,15 @@ class LazyModel:
             if engine is not None:
                 engine.clear_caches()
 
+    def _check_not_closed(self) -> None:
+        """Raise ``ServingFailed`` after ``close``: nothing would close an engine opened then."""
+        if self._is_closed:
+            raise closed_error()
+
     def close(self) -> None:
         """Release the model. Closing twice is allowed."""
         with self._learning_lock, self._lock:
+            self._is_closed = True
             engines = self._learning_engine, self._engine
             self._engine = self._learning_engine = None
             self._completions = None

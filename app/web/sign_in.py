@@ -25,7 +25,7 @@ class SignInCodes:
         self._api_keys = api_keys
         self._clock = clock
         self._lock = threading.Lock()
-        self._users: dict[str, tuple[str, float]] = {}
+        self._users: dict[str, tuple[str, str | None, float]] = {}
 
     def issue(self, user: str) -> str:
         """Return a new code that signs in as ``user``. Raises ``InvalidId``."""
@@ -33,21 +33,20 @@ class SignInCodes:
         code = self._clock.entropy(_BYTES).hex()
         with self._lock:
             self._drop_expired()
-            self._users[_digest(code)] = user, self._clock.timer() + SECONDS
+            since = self._api_keys.user_since(user)
+            self._users[_digest(code)] = user, since, self._clock.timer() + SECONDS
         return code
 
     def redeem(self, code: str) -> str | None:
         """Exchange a code for the secret of a session, None if it is unknown, used or too old."""
         with self._lock:
             self._drop_expired()
-            user, _ = self._users.pop(_digest(code), (None, 0))
-        return None if user is None else self._api_keys.create_session_key(user)
+            user, since, _ = self._users.pop(_digest(code), (None, None, 0))
+        return None if user is None else self._api_keys.create_session_key(user, since)
 
     def _drop_expired(self) -> None:
         now = self._clock.timer()
-        self._users = {
-            digest: (user, until) for digest, (user, until) in self._users.items() if now < until
-        }
+        self._users = {digest: each for digest, each in self._users.items() if now < each[-1]}
 
 
 def _digest(code: str) -> str:

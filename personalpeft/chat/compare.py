@@ -186,31 +186,33 @@ def compare(
         first, second = second, first
 
     def record_preference(chosen: Answer, other: Answer) -> LabeledComparison:
-        turn = services.store.ledger.add_turn(
-            user,
-            messages=messages,
-            reply=other.text,
-            stack=other.stack,
-            sampling=sampling,
-            usage=other.usage,
-            finish_reason=other.finish_reason,
-            used=other.used,
-            erasure_mark=erasure_mark,
-            conversation_id="",
-            backend=engine.backend.name,
-            backend_reason=services.model.choice().reason,
-        )
-        payload: dict[str, object] = {
-            "text": chosen.text,
-            "revision": chosen.revision,
-            "layer": layer,
-            **training_payload(services, user, None),
-        }
-        if chosen.finish_reason != "stop":
-            payload["cut_off"] = True
-        signal = services.store.ledger.add_signal(
-            user, SignalKind.PREFERENCE, payload, turn=turn.id, erasure_mark=erasure_mark
-        )
+        # One transaction: no kill leaves a turn without its preference.
+        with services.store.database.write_transaction():
+            turn = services.store.ledger.add_turn(
+                user,
+                messages=messages,
+                reply=other.text,
+                stack=other.stack,
+                sampling=sampling,
+                usage=other.usage,
+                finish_reason=other.finish_reason,
+                used=other.used,
+                erasure_mark=erasure_mark,
+                conversation_id="",
+                backend=engine.backend.name,
+                backend_reason=services.model.choice().reason,
+            )
+            payload: dict[str, object] = {
+                "text": chosen.text,
+                "revision": chosen.revision,
+                "layer": layer,
+                **training_payload(services, user, None),
+            }
+            if chosen.finish_reason != "stop":
+                payload["cut_off"] = True
+            signal = services.store.ledger.add_signal(
+                user, SignalKind.PREFERENCE, payload, turn=turn.id, erasure_mark=erasure_mark
+            )
         review_probation(services, user)
         return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)
 

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias, TypeGuard, cast, get_args
 
@@ -248,7 +249,8 @@ def _call(number: int, value: object) -> ToolCall:
     ):
         raise _invalid_call(number)
     _check_json(arguments, what=f"call of message {number}")
-    return ToolCall(name, arguments, call_id)
+    # A copy in the same order: the caller may change its dictionary before the turn is recorded.
+    return ToolCall(name, deepcopy(arguments), call_id)
 
 
 def _is_call_id(value: object) -> TypeGuard[str]:

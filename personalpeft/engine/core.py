@@ -310,8 +310,11 @@ class EngineCore:
             self._put_last(request, error)
         self._loader.close()
         # A pinned adapter is being read by another thread. Closing the backend frees it.
-        for key in self._scheduler.adapters.unpinned():
-            self._scheduler.adapters.remove(key)
+        with self._changed:
+            unpinned = list(self._scheduler.adapters.unpinned())
+            for key in unpinned:
+                self._scheduler.adapters.remove(key)
+        for key in unpinned:
             with suppress(Exception):
                 self.backend.detach(key)
 

@@ -317,6 +317,8 @@ class TrainingPipeline:
         backend = self.services.learning_engine.backend
         likes = (*plan.desirable_examples, *liked(plan.rated_holdout))
         dislikes = (*plan.undesirable_examples, *(x for x in plan.rated_holdout if not x.chosen))
+        if min(len(likes), len(dislikes)) < 2:
+            return RatedReplies()  # The others are too long, and one shows no difference.
         liked_texts = tuple(each.chosen for each in likes)[-MAX_RATED:]
         disliked_texts = tuple(each.rejected or "" for each in dislikes)[-MAX_RATED:]
         longest = max(len(backend.encode(text)) for text in (*liked_texts, *disliked_texts))

@@ -301,9 +301,8 @@ def build_plan(
     assignments = scrub_assignments(state.assignments, layer, recipe.scrub)
     considered = store.catalog.used_signals(user, layer)
     held_out = held_out_signals(store, user, layer, assignments)
-    beside = state.holdout_beside
     known, disliked = lessons_for(assignments, layer), undesirable_lessons_for(assignments, layer)
-    too_long = find_too_long((*known, *disliked, *beside), recipe.max_length, backend)
+    too_long = find_too_long((*known, *disliked), recipe.max_length, backend)
     disliked = tuple(each for each in disliked if each.signal not in too_long)
     known = tuple(each for each in known if each.signal not in too_long)
     trainable = [lesson for lesson in known if lesson.signal not in held_out]
@@ -323,6 +322,8 @@ def build_plan(
             too_long=too_long - considered,
         )
 
+    beside = state.holdout_beside
+    too_long_beside = find_too_long(beside, recipe.max_length, backend)
     parent = state.head
     if start == "scratch":
         parent = None
@@ -377,7 +378,7 @@ def build_plan(
         began=began,
         holdout=tuple(each for each in lessons if each.is_test or each.signal in judging),
         rated_holdout=rated,
-        other_holdout=tuple(each for each in beside if each.signal not in too_long),
+        other_holdout=tuple(each for each in beside if each.signal not in too_long_beside),
         new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_test)),
         assignments=assignments,
         new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),

@@ -86,7 +86,8 @@ class ApiKeys(
         self._mutex = threading.Lock()
         self._states: tuple[_FileState, ...] | None = None
         self._by_digest: dict[str, ApiKey] = {}
-        self._session_keys: dict[str, ApiKey] = {}
+        # Each with what ``user_since`` returned, None for a user who did not exist yet.
+        self._session_keys: dict[str, tuple[ApiKey, str | None]] = {}
 
     def ensure_admin_key(self) -> bool:
         """Create the file ``token`` unless it exists; return whether it was created.
@@ -129,16 +130,30 @@ class ApiKeys(
             keys[digest] = key
         return key, secret
 
-    def create_session_key(self, user: str) -> str:
+    def user_since(self, user: str) -> str | None:
+        """Return when a user was made, None if there is none. An id may get another user."""
+        row = self._store.database.fetch_one("select since from user where id = ?", user)
+        return None if row is None else str(row["since"])
+
+    def create_session_key(self, user: str, since: str | None = None) -> str:
         """Return a new secret of a user that is in no file and ends with this process.
 
-        Raises ``InvalidId``.
+        It ends with the user too, whichever process erases that one.
+
+        Args:
+            user: The user.
+            since: What ``user_since`` returned when the session was granted. None: the present
+                user, or the first one of that id.
+
+        Raises:
+            InvalidId: It is no id of a user.
         """
         check_user_id(user)
         secret = self._new_secret()
         digest = _digest(secret)
         with self._mutex:
-            self._session_keys[digest] = self._new_key(digest, user)
+            key = self._new_key(digest, user)
+            self._session_keys[digest] = key, since or self.user_since(user)
         return secret
 
     def revoke(self, key_id: str) -> ApiKey:
@@ -159,7 +174,8 @@ class ApiKeys(
     def revoke_all(self, user: str) -> int:
         """Delete all keys of a user, those of sessions too, and return how many were stored."""
         with self._mutex:
-            self._session_keys = {d: k for d, k in self._session_keys.items() if k.user != user}
+            sessions = self._session_keys.items()
+            self._session_keys = {digest: each for digest, each in sessions if each[0].user != user}
         owned = [key.id for key in self.list_keys() if key.user == user]
         if owned:
             with self._change() as keys:
@@ -187,7 +203,19 @@ class ApiKeys(
                 self._states = states
             # A lookup by digest takes a time that reveals nothing of the secrets.
             digest = _digest(secret)
-            return self._by_digest.get(digest) or self._session_keys.get(digest)
+            return self._by_digest.get(digest) or self._session_key(digest)
+
+    def _session_key(self, digest: str) -> ApiKey | None:
+        """Return the key of a session whose user still exists."""
+        key, since = self._session_keys.get(digest, (None, None))
+        if key is None or key.user is None:
+            return None
+        now = self.user_since(key.user)
+        if since is not None and now != since:
+            del self._session_keys[digest]
+            return None
+        self._session_keys[digest] = key, now
+        return key
 
     def _new_secret(self) -> str:
         return _PREFIX + self._store.entropy(_SECRET_BYTES).hex()

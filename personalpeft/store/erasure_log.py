@@ -195,7 +195,8 @@ def _append(path: Path, erasures: Sequence[LoggedErasure]) -> None:
     new = [each for each in erasures if each not in known]
     if not new:
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    # Another process may append at the same moment.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "rb+") as file:
         data = file.read()
         # A torn line would swallow the next one.

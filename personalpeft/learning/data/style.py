@@ -84,6 +84,12 @@ examples that show it. A scan of all lessons takes seconds for thousands of them
 few."""
 
 
+def drop_cached_texts() -> None:
+    """Drop the texts of all users that this module has cached."""
+    _scans.drop(lambda first: True)
+    _ngrams.cache_clear()
+
+
 def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
     """Return the latest change in examples, oldest first; None if there is none."""
     known, changes = _scans.get(examples[:1]) or ((), {})

@@ -26,7 +26,12 @@ from personalpeft.learning.data.lesson import Lesson
 from personalpeft.learning.data.lesson_assignment import load_style_examples
 from personalpeft.learning.gate.evidence import TIE_MARGIN, EvalHistory, PromptExampleResults
 from personalpeft.learning.layers import trained_on
-from personalpeft.learning.options import MAX_YIELD_SECONDS, Condition, wait_while
+from personalpeft.learning.options import (
+    MAX_YIELD_SECONDS,
+    Condition,
+    cancelled_error,
+    wait_while,
+)
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import MAX_LENGTH
 from personalpeft.learning.train.losses import encode_continuation
@@ -427,6 +432,8 @@ class ThrottledScorer:
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
         wait_while(self.paused, self.cancelled)
+        if self.cancelled():
+            raise cancelled_error("before the verdict")
         self.engine.yield_to_foreground(MAX_YIELD_SECONDS)
         return self.engine.score(items, stack, kl=kl)
 

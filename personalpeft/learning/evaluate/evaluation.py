@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from personalpeft.backends.base import Continuation
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.errors import AdapterError, Damaged, NotFound, PersonalPeftError
+from personalpeft.errors import AdapterError, Cancelled, Damaged, NotFound, PersonalPeftError
 from personalpeft.learning.data.general_prompts import MAX_REPLY_TOKENS, is_degenerate
 from personalpeft.learning.data.lesson import Lesson, few_shot_messages
 from personalpeft.learning.evaluate.eval_job import (
@@ -42,7 +42,7 @@ from personalpeft.learning.gate.evidence import (
     ThumbsResults,
 )
 from personalpeft.learning.layers import layer_order, trained_on
-from personalpeft.learning.options import Condition, LearnOptions, cancelled_error, not_cancelled
+from personalpeft.learning.options import Condition, LearnOptions, not_cancelled
 from personalpeft.learning.outcomes import Reason, ReasonCode
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.report import Example
@@ -127,14 +127,14 @@ def evaluate(
     }
     scorer = ThrottledScorer(services.learning_engine, paused, cancelled)
     for user, of_lessons in replies.items():
-        if cancelled():
-            raise cancelled_error("before the verdict")
         job, (live, candidate, _) = jobs[user], probes[user]
         general = _probe_results(job, live, candidate, of_base[user])
         try:
             evidence, examples = _measure(
                 scorer, services.memory.embedder, job, of_lessons, general, of_base[user]
             )
+        except Cancelled:
+            raise
         except PersonalPeftError as error:
             results[user] = error
             continue

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_counts import examples
@@ -37,6 +38,7 @@ from personalpeft import (
     Runtime,
     User,
 )
+from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import NothingCause
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.learner import Learner
@@ -295,6 +297,29 @@ def test_cancelled_learn_changes_nothing_visible_and_the_next_one_resumes(
     assert greedy(ada) == before
     finished = ada.learn().revision
     assert ada.learn(start="scratch").revision == finished
+
+
+def test_cancelling_while_a_candidate_is_scored_promotes_nothing(
+    fake_ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct(fake_ada, 6)
+    stages: list[str] = []
+    scored: list[object] = []
+    score = FakeBackend.score
+
+    def count(backend: FakeBackend, *args: Any, **more: Any) -> Any:
+        if "Judging" in stages:
+            scored.append(backend)
+        return score(backend, *args, **more)
+
+    monkeypatch.setattr(FakeBackend, "score", count)
+    with pytest.raises(Cancelled):
+        fake_ada.learn(
+            cancelled=lambda: bool(scored), progress=lambda stage, done: stages.append(stage)
+        )
+    assert scored
+    assert fake_ada.revisions() == ()
+    assert fake_ada.learn().live
 
 
 def test_learn_in_small_budgets_equals_one_uninterrupted_run(tmp_path: Path) -> None:

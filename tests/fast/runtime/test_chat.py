@@ -32,6 +32,7 @@ from personalpeft import (
     DeadlineExceeded,
     InvalidInput,
     NotFound,
+    PersonalPeftError,
     QueueFull,
     Runtime,
     Serving,
@@ -678,3 +679,18 @@ def test_closing_twice_is_allowed_and_turns_persist(home: Path) -> None:
 def test_models_that_can_be_opened_are_listed(runtime: Runtime) -> None:
     names = [card.name for card in runtime.models()]
     assert {"smollm2-135m-instruct", "tiny-random", "gemma3-270m"} <= set(names)
+
+
+def test_closed_runtime_loads_no_model(tmp_path: Path) -> None:
+    loaded: list[str] = []
+    runtime = personalpeft.open(
+        tmp_path / "home", backend="fake", progress=lambda stage, done: loaded.append(stage)
+    )
+    user = runtime.user("ada")
+    user.chat("hello")
+    runtime.close()
+    loaded.clear()
+    for use in (lambda: user.chat("again"), runtime.engine, runtime.learning_engine):
+        with pytest.raises(PersonalPeftError):
+            use()
+    assert loaded == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from runtime_makers import ask, correct, home_unchanged, open_runtime
 
 from personalpeft import Busy, Forgotten, HomeError, InvalidId, NotFound, Runtime, User
+from personalpeft.types import PromptResponse
 
 ADA, SECRET = "zorblax-ada", "Quuxwell"
 
@@ -239,3 +241,18 @@ def test_engine_keeps_nothing_of_a_forgotten_user(runtime: Runtime, ada: User) -
     assert runtime.engine()._scheduler.adapters.keys
     runtime.forget_user(ADA)
     assert runtime.engine()._scheduler.adapters.keys == ()
+
+
+def test_no_lesson_of_a_forgotten_user_stays_in_memory(runtime: Runtime) -> None:
+    user = runtime.user("zoe")
+    for number in range(8):
+        user.feedback(ask(user, f"prompt {number}"), edit=f"zanzibar-{number} is the answer.")
+    user.learn()
+    runtime.forget_user("zoe")
+    gc.collect()
+    found = [
+        each
+        for each in gc.get_objects()
+        if type(each) is PromptResponse and "zanzibar" in each.answer
+    ]
+    assert found == []

@@ -104,3 +104,27 @@ def test_a_page_without_codes_redeems_none(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         app = make_app(runtime, more=[page.blueprint()])
         assert Caller(app, "code").post("/web/session").status_code == 401
+
+
+def test_a_session_and_a_code_end_with_the_user_that_another_process_erases(
+    sign_in: SignInApp, tmp_path: Path
+) -> None:
+    sign_in.runtime.user("ada").chat("hello")
+    session = Caller(sign_in.app, sign_in.redeem(sign_in.codes.issue("ada")).json["token"])
+    code = sign_in.codes.issue("ada")
+    assert session.get("/api/v1/users/ada").status_code == 200
+    with personalpeft.open(tmp_path / "home", backend="fake") as other:
+        other.forget_user("ada")
+        other.user("ada").chat("I am another person.")
+    assert session.get("/api/v1/users/ada").status_code == 401
+    late = Caller(sign_in.app, sign_in.redeem(code).json["token"])
+    assert late.get("/api/v1/users/ada").status_code == 401
+
+
+def test_a_session_of_a_user_who_does_not_exist_yet_stays_when_that_one_is_made(
+    sign_in: SignInApp,
+) -> None:
+    session = Caller(sign_in.app, sign_in.redeem(sign_in.codes.issue("ada")).json["token"])
+    for _ in range(2):
+        sign_in.runtime.user("ada").chat("hello")
+        assert session.get("/api/v1/users/ada").status_code == 200
