@@ -40,6 +40,13 @@ _PHI4_MINI_SYSTEM = "You are a helpful assistant with some tools."
 _TODAY = date(2024, 7, 26)
 
 
+# What a template can raise. It may ask for too much memory, or be nested too deeply.
+_FAILURES = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError),
+    *(MemoryError, RecursionError),
+)
+
+
 class _Refusal(TemplateError):
     """A call of ``raise_exception`` in a template."""
 
@@ -106,9 +113,9 @@ def _render(
             f"The chat template refuses these messages: {error.message}.",
             hint="Let user and assistant take turns, beginning with the user.",
         ) from error
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except _FAILURES as error:
         # jinja writes the line of a mistake below its message.
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(
             f"The chat template does not work: {reason}.", hint="Correct it in the card."
         ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import struct
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -272,6 +274,25 @@ def test_a_file_without_a_template_needs_one(tiny_base: Base, tmp_path: Path) ->
     assert (model.card.template, model.has_template) == (TEMPLATE, False)
     with pytest.raises(CardError, match="cannot be used"):
         inspect_local_model(path, cache=tmp_path, template="{{ unknown_function('%d') }}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
+def test_a_template_that_never_ends_is_refused_soon_and_its_trial_is_shown(
+    file: Path, tmp_path: Path
+) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    stages: list[str] = []
+    begin = time.monotonic()
+    with pytest.raises(CardError, match="chat template") as caught:
+        inspect_local_model(
+            file,
+            cache=tmp_path,
+            template=loop + TEMPLATE,
+            progress=lambda stage, done: stages.append(stage),
+        )
+    assert time.monotonic() - begin < 29
+    assert "--chat-template" in caught.value.hint
+    assert "template" in stages[-1]
 
 
 def test_any_damage_of_a_header_is_an_error_or_plain_values(file: Path, tmp_path: Path) -> None:
