@@ -190,7 +190,10 @@ def _ask(common: GlobalOptions, model: LocalModel) -> str:
             folder, str(card), common.backend or "auto", progress=common.display
         ) as runtime:
             common.display("Asking a question", 0.0)
-            reply = runtime.user("me").chat(_QUESTION, temperature=0, max_tokens=40, logprobs=True)
+            longest = min(40, model.card.sampling.max_tokens)
+            reply = runtime.user("me").chat(
+                _QUESTION, temperature=0, max_tokens=longest, logprobs=True
+            )
             if not all(math.isfinite(token.logprob) for token in reply.logprobs):
                 raise WeightsError(
                     f"{model.card.title} computes numbers that are not finite.",

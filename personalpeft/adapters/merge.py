@@ -19,7 +19,7 @@ from personalpeft.adapters.safe_io import write_folder_atomically
 from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.files import MANIFEST, weights_of
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.gguf.writer import write_gguf
+from personalpeft.base_models.gguf.writer import AS_SAFETENSORS, write_gguf
 from personalpeft.base_models.resolve import unpacked_folder
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
@@ -82,7 +82,7 @@ def write_merged_gguf(
         WeightsError: llama.cpp would not compute or tokenize as the base does.
         InvalidInput: The folder exists, or cannot be written.
     """
-    names = gguf_names(base)
+    names = gguf_names(base, AS_SAFETENSORS)
     with write_folder_atomically(folder) as new:
         merged = partial(_merged_weights, base, unpacked_folder(base), stack)
         write_gguf(base, names, new / _GGUF, merged, for_others=True)

@@ -106,9 +106,9 @@ def _render(
             f"The chat template refuses these messages: {error.message}.",
             hint="Let user and assistant take turns, beginning with the user.",
         ) from error
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:  # The filters of jinja raise any kind.
         # jinja writes the line of a mistake below its message.
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(
             f"The chat template does not work: {reason}.", hint="Correct it in the card."
         ) from error

@@ -17,18 +17,24 @@ from typing import Any
 import numpy as np
 
 from personalpeft.arguments import check_path
-from personalpeft.base_models.chat_template import end_of_turn, find_tool_format, shows_messages
+from personalpeft.base_models.chat_template import (
+    end_of_turn,
+    find_tool_format,
+    render_chat,
+    shows_messages,
+)
 from personalpeft.base_models.digest_cache import sealed_digest
 from personalpeft.base_models.files import folder_files, head_sizes, read_json, source_digest
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
 from personalpeft.base_models.inspect import ModelFacts, inspect_model
 from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_load
 from personalpeft.base_models.registry import USUAL_TARGETS, all_cards, card_name, find_card
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source, usable_sampling
 from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.settings import WeightsMode
-from personalpeft.types import Architecture, Progress, Sampling, ToolFormat
+from personalpeft.types import Architecture, Message, Progress, Sampling, ToolFormat
 
 # A longer context takes more memory than most machines have.
 _CONTEXT = 32768
@@ -36,10 +42,13 @@ _SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 
 # Billions of parameters, and the rate of styles for each (docs/how-to/own-base.md).
 _SIZES = (0.135, 0.5, 1.7, 7.0)
 _RATES = (4e-4, 2e-4, 2e-4, 1e-4)
+_SHORTEST = (Message("user", "?"),)
 _NO_TEMPLATE = (
     "It was not trained to chat, or the template was left out. Give one: "
     "--chat-template FILE, with the Jinja text of a model of the same family."
 )
+# Of processor time. The templates of all shipped cards take 15 ms at most.
+_TEMPLATE_SECONDS = 5
 _OTHER_TEMPLATE = "Give another with --chat-template FILE."
 _HALF = 2  # Bytes of a number in bfloat16.
 _USUAL_LENGTH = 8192
@@ -118,19 +127,22 @@ def inspect_local_model(
     chosen = template or card.template or facts.template
     if chosen is None:
         raise CardError(f"{path}: has no chat template.", hint=_NO_TEMPLATE)
-    tool_format = run_reader(
+    progress("Trying the chat template", 0.0)
+    limits = Limits.for_files(len(chosen), memory_factor=64, bytes_a_second=1 << 20)
+    found = run_reader(
         f"{__name__}:check_template",
         {
             "template": chosen,
             "control": (*facts.control, *card.stop_tokens),
             "bos": facts.bos,
             "eos": facts.eos,
+            "system": card.system,
         },
-        Limits.for_files(len(chosen), memory_factor=64, bytes_a_second=1 << 20),
+        replace(limits, seconds=_TEMPLATE_SECONDS),
         source=f"{path}: its chat template cannot be used",
         error=CardError,
         hint=_OTHER_TEMPLATE,
-    )["tool_format"]
+    )
     names = {card.name for card in cards}
     if name is not None and card_name(name) != name:
         raise CardError(
@@ -150,9 +162,31 @@ def inspect_local_model(
         name=name or _free_name(model, path, names),
         source=replace(card.source, digest=f"sha256:{source_digest(card, hash_weights)}"),
         template=chosen if chosen != facts.template else None,
-        tool_format=ToolFormat(tool_format),
+        tool_format=ToolFormat(found["tool_format"]),
+        sampling=replace(
+            card.sampling, max_tokens=min(card.sampling.max_tokens, max(1, card.context // 2))
+        ),
     )
+    # A token has one byte or more, so most models need no tokenizer for this.
+    if card.context <= int(found["prompt_bytes"]) + 1:
+        _check_context(path, card, cache)
     return replace(model, card=card)
+
+
+def _check_context(path: Path, card: ModelCard, cache: Path) -> None:
+    """Raise ``CardError`` unless the context holds the shortest prompt, and a token of a reply."""
+    from tokenizers import Tokenizer
+
+    base = resolve_base(card, cache=cache)
+    tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
+    prompt = render_chat(base, _SHORTEST)
+    needed = len(tokenizer.encode(prompt, add_special_tokens=False).ids) + 1
+    if card.context < needed:
+        raise CardError(
+            f"{path}: its context must be at least {needed} tokens, those of the shortest prompt "
+            f"of its chat template and one of a reply, got {card.context}.",
+            hint="Give a shorter template with --chat-template FILE, or another model.",
+        )
 
 
 def _file_of(path: Path) -> Path | None:
@@ -275,8 +309,8 @@ def recipe(parameters: int) -> dict[str, Any]:
 
 
 def check_template(
-    template: str, control: Sequence[str], bos: str, eos: str
-) -> Mapping[str, ToolFormat]:
+    template: str, control: Sequence[str], bos: str, eos: str, system: str | None = None
+) -> Mapping[str, str]:
     """Try a chat template in a child of ``sandbox``, since it may never end.
 
     Args:
@@ -284,14 +318,16 @@ def check_template(
         control: The control tokens of the base.
         bos: The text of its beginning of a sequence.
         eos: The text of its end of a sequence.
+        system: The card's system message.
 
     Returns:
         ``tool_format``: How it shows tool calls.
+        ``prompt_bytes``: The size of the shortest prompt.
 
     Raises:
         CardError: It does not work, or leaves messages out.
     """
-    card = ModelCard("new", "", "", Source("folder"), targets=(), context=1)
+    card = ModelCard("new", "", "", Source("folder"), targets=(), context=1, system=system)
     base = Base(
         card,
         digest="",
@@ -311,7 +347,8 @@ def check_template(
         ) from error
     if not shows_messages(base):
         raise CardError("The chat template leaves messages out.", hint=_OTHER_TEMPLATE)
-    return {"tool_format": find_tool_format(base)}
+    prompt = render_chat(base, _SHORTEST)
+    return {"tool_format": find_tool_format(base), "prompt_bytes": str(len(prompt.encode()))}
 
 
 def _same_model(facts: GgufFacts, cards: Sequence[ModelCard]) -> ModelCard | None:

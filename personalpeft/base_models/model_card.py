@@ -220,9 +220,10 @@ def _check_sampling(sampling: Sampling) -> None:
         ("top_k", 0 <= sampling.top_k < 2**31, "0 or more"),
         ("max_tokens", 1 <= sampling.max_tokens < 2**53, "1 or more"),
         ("seed", 0 <= sampling.seed < 2**53, "0 or more"),
+        ("stop", all(sampling.stop), "a list of texts that are not empty"),
     ):
         if not holds:
-            value = getattr(sampling, key)
+            value = to_json(getattr(sampling, key))
             raise _Mistake(("sampling", key), f"must be {bounds}, got {value!r}")
 
 

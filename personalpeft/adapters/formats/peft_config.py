@@ -44,6 +44,10 @@ _WRITTEN = re.findall(
 
 # PEFT reads the keys of patterns as regular expressions. Names alone cannot take exponential time.
 _ModuleName: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.]{1,256}$")]
+_NAME_MODULES = (
+    "Regular expressions are not read. Name modules or the ends of their paths, such as q_proj or "
+    "layers.1.self_attn.q_proj."
+)
 _Rank: TypeAlias = Annotated[int, Field(ge=1, le=RANK_LIMIT)]
 _Alpha: TypeAlias = Annotated[float, Field(gt=0, lt=1e30)]
 _OrEmpty = BeforeValidator(lambda value: value or {})
@@ -91,8 +95,14 @@ def read_config(data: bytes) -> AdapterConfig:
         config = AdapterConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"][-1] == "[key]":
+            raise Fault(
+                f"{first['loc'][0]} must have names of modules as keys, "
+                f"got {safe_repr(first['input'])}.",
+                hint=_NAME_MODULES,
+            ) from None
         value = None if first["type"] == "missing" else first["input"]
-        path = [str(part) for part in first["loc"] if part != "[key]"]
+        path = [str(part) for part in first["loc"]]
         is_init = path[0] == "init_lora_weights"
         raise Fault(
             f"{' of '.join(path[:2])} is {safe_repr(value)}.",

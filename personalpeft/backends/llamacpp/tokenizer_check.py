@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from personalpeft.backends.llamacpp.binding import GgufTokenizer
+from personalpeft.base_models.gguf.writer import AS_SAFETENSORS
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -55,5 +56,5 @@ def check_tokenizer(base: Base, file: Path) -> None:
                     raise WeightsError(
                         f"llama.cpp and the tokenizer of {base.card.name} must agree; they differ "
                         f"on {text!a}.",
-                        hint="Export as safetensors, and convert that with the model's own tools.",
+                        hint=AS_SAFETENSORS,
                     )

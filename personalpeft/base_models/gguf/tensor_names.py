@@ -105,14 +105,14 @@ class GgufNames:
         return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(rows.shape))
 
 
-def gguf_names(base: Base) -> GgufNames:
+def gguf_names(base: Base, hint: str = "Use torch and PEFT folders with it.") -> GgufNames:
     """Return a base's names, or raise ``WeightsError`` if llama.cpp may compute it differently."""
     kind, shape = base.architecture.model_type, base.architecture
     if kind not in ARCHITECTURES:
         raise WeightsError(
             f"For llama.cpp a base must be one of {', '.join(ARCHITECTURES)}; "
             f"{base.card.name} is {kind}.",
-            hint="Use torch and PEFT folders with it.",
+            hint=hint,
         )
     config = read_json(base.folder / "config.json")
     return GgufNames.of_config(kind, config, shape.blocks, shape.block_path)

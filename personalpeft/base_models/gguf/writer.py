@@ -44,6 +44,10 @@ _WORDS = (
 )
 SPLITTING_PATTERNS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
 """Pre-tokenizers' patterns by llama.cpp's names for them."""
+AS_SAFETENSORS = (
+    "Export it with --form safetensors, and convert that with the model's own tools if needed."
+)
+"""What to do where a merged model cannot be written as GGUF."""
 _NAMES = {pattern: name for name, pattern in SPLITTING_PATTERNS.items()}
 
 
@@ -92,7 +96,7 @@ def write_gguf(
     """
     from gguf import GGUFWriter
 
-    _check(base, names)
+    _check(base, names, for_others=for_others)
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_name(base.card.title)
@@ -107,7 +111,7 @@ def write_gguf(
         writer.close()
 
 
-def _check(base: Base, names: GgufNames) -> None:
+def _check(base: Base, names: GgufNames, *, for_others: bool) -> None:
     """Refuse a base that llama.cpp would compute differently."""
     config = names.config
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -149,7 +153,9 @@ def _check(base: Base, names: GgufNames) -> None:
         if differs:
             raise WeightsError(
                 f"{base.card.name} {what}, which is not written to GGUF here.",
-                hint="Get the model's own GGUF file, or open the base with torch.",
+                hint=AS_SAFETENSORS
+                if for_others
+                else "Get the model's own GGUF file, or open the base with torch.",
             )
 
 
@@ -274,7 +280,7 @@ def _write_tokenizer(writer: GGUFWriter, base: Base) -> None:
         raise WeightsError(
             f"The tokenizer of {base.card.name} cannot be written as GGUF, "
             "so other programs could not read a text with it.",
-            hint="Write it as safetensors, and convert that with the model's own tools.",
+            hint=AS_SAFETENSORS,
         )
     added = {each["id"]: each for each in content.get("added_tokens", ())}
     vocabulary = {number: token for token, number in model["vocab"].items()}

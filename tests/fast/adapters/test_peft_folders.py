@@ -259,9 +259,18 @@ def test_rank_and_scaling_patterns_are_imported_equal(
         np.testing.assert_allclose(delta, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_regular_expression_in_a_pattern_is_refused(llama: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("key", ["(a+)+b", "[unclosed", "", "q_proj$"])
+def test_regular_expression_in_a_pattern_is_refused_with_what_may_stand_there(
+    llama: Any, tmp_path: Path, option: str, key: str
+) -> None:
     save_with_peft(llama, tmp_path / "theirs", target_modules=["q_proj"])
-    refused(configured(tmp_path / "theirs", rank_pattern={"(a+)+b": 4}), "rank_pattern")
+    folder = configured(tmp_path / "theirs", **{option: {key: 4}})
+    with pytest.raises(AdapterError) as caught:
+        import_peft(folder, LLAMA, layer="style", base=BASE)
+    assert str(caught.value).startswith(f"{folder / 'adapter_config.json'}: {option}")
+    assert str(caught.value).count(repr(key)) == 1
+    assert "self_attn.q_proj" in caught.value.hint
 
 
 def test_our_export_is_imported_with_its_provenance(tmp_path: Path) -> None:

@@ -110,6 +110,9 @@ def test_cards_system_message_comes_first_unless_the_chat_has_one(tiny: Base) ->
         "{{ 1 / 0 }}",
         "{{ 'a' + 1 }}",
         "{% include 'x' %}",
+        "{{ none | dictsort }}",
+        "{{ 'a' * 10**15 }}",
+        pytest.param("{{ " + "(" * 9999 + ")" * 9999 + " }}", id="nested too deeply"),
     ],
 )
 def test_template_that_does_not_render_is_a_card_error(tiny: Base, template: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import struct
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -262,6 +264,40 @@ def test_the_tokens_of_a_file_count_and_not_the_number_that_it_names(
     assert torch_backend(base, slots=1, rows=1).encode("hello")
 
 
+def context_of(length: int) -> Callable[[Any], None]:
+    def change(writer: Any) -> None:
+        writer.kv_data[0]["qwen3.context_length"].value = length
+
+    return change
+
+
+def test_a_context_that_holds_no_prompt_of_the_template_is_refused_with_what_it_needs(
+    tiny_base: Base, tmp_path: Path
+) -> None:
+    shortest = "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = len(ChatTokenizer(tiny_base).encode(shortest, control=True))
+    path = tmp_path / "model.gguf"
+    for length in (1, 5, tokens):
+        write_model("qwen3", tiny_base, path, change=context_of(length))
+        with pytest.raises(CardError, match=rf"{tokens + 1}.* got {length}\.") as caught:
+            inspect_local_model(path, cache=tmp_path)
+        assert caught.value.hint
+    write_model("qwen3", tiny_base, path, change=context_of(tokens + 1))
+    assert inspect_local_model(path, cache=tmp_path).card.context == tokens + 1
+    longer = TEMPLATE.replace("'<|im_start|>assistant", "'<|im_start|>the assistant")
+    with pytest.raises(CardError, match=rf"{tokens + 5}.* got {tokens + 1}\."):
+        inspect_local_model(path, cache=tmp_path, template=longer)
+
+
+@pytest.mark.parametrize("tokens", [50, 300])
+def test_a_reply_of_the_proposed_length_leaves_half_of_a_short_context(
+    tokens: int, tiny_base: Base, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_model("qwen3", tiny_base, path, change=context_of(tokens))
+    assert inspect_local_model(path, cache=tmp_path).card.sampling.max_tokens == tokens // 2
+
+
 def test_a_file_without_a_template_needs_one(tiny_base: Base, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model("qwen3", tiny_base, path, template=None)
@@ -272,6 +308,25 @@ def test_a_file_without_a_template_needs_one(tiny_base: Base, tmp_path: Path) ->
     assert (model.card.template, model.has_template) == (TEMPLATE, False)
     with pytest.raises(CardError, match="cannot be used"):
         inspect_local_model(path, cache=tmp_path, template="{{ unknown_function('%d') }}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
+def test_a_template_that_never_ends_is_refused_soon_and_its_trial_is_shown(
+    file: Path, tmp_path: Path
+) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    stages: list[str] = []
+    begin = time.monotonic()
+    with pytest.raises(CardError, match="chat template") as caught:
+        inspect_local_model(
+            file,
+            cache=tmp_path,
+            template=loop + TEMPLATE,
+            progress=lambda stage, done: stages.append(stage),
+        )
+    assert time.monotonic() - begin < 29
+    assert "--chat-template" in caught.value.hint
+    assert "template" in stages[-1]
 
 
 def test_any_damage_of_a_header_is_an_error_or_plain_values(file: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ install = "pip install my-weights"
 temperature = 0.5
 top_p = 0.9
 max_tokens = 64
+stop = ["END"]
 
 [learning]
 learning_rate = 4e-4
@@ -95,6 +96,8 @@ MISTAKES = [
     ("top_p = 0.9", "top_p = 0", 18, "sampling.top_p", ""),
     ("top_p = 0.9", "top_p = 1.5", 18, "sampling.top_p", ""),
     ("max_tokens = 64", "max_tokens = 0", 19, "sampling.max_tokens", ""),
+    ('stop = ["END"]', 'stop = [""]', 20, "sampling.stop", ""),
+    ('stop = ["END"]', 'stop = ["END", ""]', 20, "sampling.stop", ""),
 ]
 
 

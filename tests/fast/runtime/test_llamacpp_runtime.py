@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +121,32 @@ def test_stack_is_exported_and_imported_as_gguf_and_merged_into_the_weights(
         with pytest.raises(AdapterError, match=r"ada\.gguf"):
             bo.import_gguf(file)
         assert bo.revisions() == (revision,)
+
+
+@pytest.mark.usefixtures("learned_home")
+def test_a_merged_model_that_gguf_cannot_hold_is_refused_with_a_form_that_works(
+    home: Path, tiny_base: Base, tmp_path: Path
+) -> None:
+    with personalpeft.open(home, quick_card(tmp_path), "torch") as runtime:
+        adapter = runtime.user("ada").export_peft(tmp_path / "adapter")
+    # Its provenance names the other base.
+    (adapter / "personalpeft.json").unlink()
+    model = tmp_path / "scaled"
+    shutil.copytree(tiny_base.folder, model)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    config["rope_parameters"] = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    (model / "chat_template.jinja").write_text(tiny_base.template, "utf-8")
+    with personalpeft.open(tmp_path / "other home", model, "torch") as runtime:
+        ada = runtime.user("ada")
+        ada.import_peft(adapter)
+        with pytest.raises(WeightsError, match="scales its positions") as refused:
+            ada.export_merged(tmp_path / "for-ollama", form="gguf")
+        assert "--form safetensors" in refused.value.hint
+        assert not (tmp_path / "for-ollama").exists()
+        merged = ada.export_merged(tmp_path / "merged", form="safetensors")
+    written = json.loads((merged / "config.json").read_text("utf-8"))
+    assert written["rope_parameters"] == config["rope_parameters"]
 
 
 def test_messages_are_rendered_as_on_torch(torch_tiny: object, llamacpp_tiny: object) -> None:
