@@ -63,6 +63,7 @@ def read_cards(
         if card.name in paths:
             fault = f"{path}: name {card.name!r} is also that of {paths[card.name]}."
             faults.append(CardError(fault, hint="Rename one of the two."))
+            known.pop(card.name, None)  # Neither is meant more than the other.
             continue
         paths[card.name] = path
         known[card.name] = card
