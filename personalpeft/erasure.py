@@ -21,7 +21,7 @@ from personalpeft.certificate import Certificate
 from personalpeft.chat.conversation import turns_of_conversation
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure_certificate import CertificateDraft, ErasureKind
-from personalpeft.errors import Busy, Cancelled, HomeError, NothingToLearn, PersonalPeftError
+from personalpeft.errors import Busy, Cancelled, HomeError, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.style import drop_cached_texts
 from personalpeft.learning.erasure_plan import (
@@ -322,6 +322,8 @@ def forget(
                 f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
             )
             continue
+        if layer in {each.layer for each in rebuilt}:
+            continue  # With a layer below it.
         try:
             options = LearnOptions(
                 recipe=kept_recipe(erased_heads[layer]),
@@ -335,8 +337,6 @@ def forget(
                     not_rebuilt[each.layer] = each.reason
                 else:
                     rebuilt.append(each)
-        except NothingToLearn:
-            not_rebuilt[layer] = "no lesson for it is left"
         except PersonalPeftError as error:
             not_rebuilt[layer] = error.message
     signed = None

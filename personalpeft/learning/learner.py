@@ -29,6 +29,7 @@ from personalpeft.errors import (
 from personalpeft.learning.candidate import propose
 from personalpeft.learning.data.lesson_assignment import load_assignments
 from personalpeft.learning.data.scrubber import find_personal_data
+from personalpeft.learning.evaluate.eval_job import ThrottledScorer
 from personalpeft.learning.evaluate.evaluation import revalidate
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -417,7 +418,16 @@ class _UserLearn:
         with suppress(NothingToLearn):
             if trained_on(self._store, head):
                 plan = self._plan(state, force=True)
-                is_valid, why = revalidate(self._services, self._margins.max_regressed, head, plan)
+                options, margins = self._options, self._margins
+                engine = self._services.learning_engine
+                is_valid, why = revalidate(
+                    self._services,
+                    ThrottledScorer(engine, options.paused, options.cancelled),
+                    head,
+                    plan,
+                    max_regressed=margins.max_regressed,
+                    tie_margin=margins.tie_margin,
+                )
                 if not is_valid and "practice" not in head.recipe:
                     return replace(plan, rebuild_reason=why)
                 reasons = (why,) if is_valid else (why, Reason(ReasonCode.PRACTICE_NEEDED))

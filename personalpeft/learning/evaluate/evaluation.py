@@ -420,7 +420,13 @@ def evaluate_replies(
 
 
 def revalidate(
-    services: Services, max_regressed: float, head: Revision, plan: Plan
+    services: Services,
+    scorer: ThrottledScorer,
+    head: Revision,
+    plan: Plan,
+    *,
+    max_regressed: float,
+    tie_margin: float,
 ) -> tuple[bool, Reason]:
     """Judge a head again after the stack below its layer changed.
 
@@ -429,14 +435,19 @@ def revalidate(
 
     Args:
         services: The wired parts.
-        max_regressed: The share of the lessons that may fail.
+        scorer: Scores the lessons.
         head: The live revision.
         plan: The build that would replace it.
+        max_regressed: The share of the lessons that may fail.
+        tie_margin: As of ``EvalItem``.
 
     Returns:
         Whether enough lessons still pass, and why the layer stays or is built again.
+
+    Raises:
+        Cancelled: The scorer was cancelled.
     """
-    engine, length = services.learning_engine, plan.recipe.max_length
+    length = plan.recipe.max_length
     # By the signal alone: a fact that is paraphrased otherwise is the same fact.
     known: dict[str, float | None] = {
         key.partition("/")[0]: scores.get("after")
@@ -464,19 +475,24 @@ def revalidate(
 
     if not held_out:
         try:
-            built = score_answers(engine, lessons, as_built, length)
+            built = score_answers(scorer, lessons, as_built, length)
         except (AdapterError, Damaged, NotFound):
             # The stack that it was built on is gone, so nothing can be compared.
             return False, Reason(ReasonCode.STACK_BELOW_CHANGED)
         known = {lesson.signal: built[lesson.key].logp for lesson in lessons}
     bare = Stack(plan.live.base)
-    now = score_answers(engine, lessons, stack.for_layer, length)
-    base = score_answers(engine, lessons, lambda _: bare, length)
-    lost = sum(
+    now = score_answers(scorer, lessons, stack.for_layer, length)
+    base = score_answers(scorer, lessons, lambda _: bare, length)
+    items = (
         EvalItem(
-            each.key, known[each.signal] or 0.0, now[each.key].logp, base[each.key].logp
-        ).regressed_beyond_margin
+            each.key,
+            known[each.signal] or 0.0,
+            now[each.key].logp,
+            base[each.key].logp,
+            tie_margin=tie_margin,
+        )
         for each in lessons
     )
+    lost = sum(item.regressed_beyond_margin for item in items)
     counts = {"valid": len(lessons) - lost, "asked": len(lessons)}
     return lost <= max_regressed * len(lessons), Reason(ReasonCode.STACK_BELOW_CHECKED, counts)
