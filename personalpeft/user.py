@@ -512,7 +512,7 @@ class User(RenamedAttributes, renamed={**RENAMED_ATTRIBUTES, "check_rebuild": "r
             steps: Budget of training steps a layer. The next learn continues.
             max_memory_mb: The most MB that training may take beside the base, 40 bytes a trained
                 parameter. What needs more is not built.
-            dry_run: Only report what would be learned.
+            dry_run: Only report what would be learned. The home may be read-only.
             accept: Make the candidate live although the gate refuses it or abstains. The verdict is
                 recorded. A candidate that could not be measured is not accepted.
             recipe: Fields of ``TrainingConfig`` for this layer, such as {"max_steps": 4000}. Later

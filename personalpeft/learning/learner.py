@@ -11,7 +11,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, replace
 
 from personalpeft.adapters.types import Adapter
@@ -261,7 +268,7 @@ class _UserLearn:
         is_dry_run = self._options.dry_run
         reports: list[LearnReport] = []
         nothing: NothingToLearn | None = None
-        with self._store.leases.acquire(learn_lease(self._user)):
+        with self._lease():
             if not is_dry_run:
                 review_probation(self._services, self._user)
             for layer in self._list_layers():
@@ -299,6 +306,12 @@ class _UserLearn:
                 f"There is nothing to learn for {self._user}.", cause=NothingCause.NO_FEEDBACK
             )
         return replace(reports[0], above=tuple(reports[1:]))
+
+    def _lease(self) -> AbstractContextManager[None]:
+        # A lease is a file. A dry run writes nothing, so it needs none where no file can be written.
+        if self._options.dry_run and self._store.read_only:
+            return nullcontext()
+        return self._store.leases.acquire(learn_lease(self._user))
 
     def _list_layers(self) -> Sequence[str]:
         """Return the requested layers, lowest first, and those above, which are revalidated only."""

@@ -31,6 +31,7 @@ from runtime_makers import (
 from personalpeft import (
     Busy,
     Cancelled,
+    HomeError,
     InvalidId,
     InvalidInput,
     NotFound,
@@ -259,6 +260,18 @@ def test_dry_run_reports_the_plan_and_changes_nothing(fake_ada: User, home: Path
     assert report.dry_run
     assert report.reasons[-1].code is ReasonCode.WOULD_TRAIN
     assert fake_ada.learn().revision
+
+
+def test_dry_run_works_in_a_home_that_is_read_only(fake_ada: User, home: Path) -> None:
+    correct(fake_ada, 6)
+    expected = fake_ada.learn(dry_run=True)
+    with open_runtime(home, read_only=True) as runtime, home_unchanged(home):
+        ada = runtime.user("ada", create=False)
+        assert ada.learn(dry_run=True).sources == expected.sources
+        (together,) = runtime.learn_many(["ada"], dry_run=True)
+        assert together.sources == expected.sources
+        with pytest.raises(HomeError):
+            ada.learn()
 
 
 @pytest.mark.parametrize(
