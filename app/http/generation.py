@@ -1,7 +1,8 @@
 """Generate the replies of OpenAI's and Anthropic's routes, whole or streamed, and write streams.
 
 Invariants: either all replies of a request start or none. An error before the first piece is a
-response with a status. Streams close with the response.
+response with a status. Streams close with the response. If it ends early, what each reply has by
+then is recorded, also of those that were not sent yet.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len
 from flask import Response, jsonify, request
 
-from personalpeft import PromptTooLong, QueueFull, Reply, ServingFailed, Stream
+from personalpeft import PersonalPeftError, PromptTooLong, QueueFull, Reply, ServingFailed, Stream
 from personalpeft.base_models.tool_calls import ReplyPart
 from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import ToolCall
@@ -85,10 +86,16 @@ class Generation:
     ) -> None:
         self.streams: list[Stream] = []
         self._model, self._tool_options = model, tool_options
-        gone = request.environ.get("waitress.client_disconnected")
-        common = {**tool_options.options(how), **model.options, "cancelled": gone}
+        self._num_read = 0
+        self._ended = False
+        gone = request.environ.get("waitress.client_disconnected", lambda: False)
+        common = {
+            **tool_options.options(how),
+            **model.options,
+            "cancelled": lambda: self._ended or gone(),
+        }
         with ExitStack() as undo:
-            undo.callback(self.close)
+            undo.callback(self._close_streams)
             for number, prompt in enumerate(prompts):
                 # Each reply of a prompt has its own seed, by which it can be repeated.
                 options = {**common, "seed": how["seed"] + number}
@@ -108,7 +115,9 @@ class Generation:
 
     def readers(self) -> Iterator[ReplyReader]:
         """Yield the reader of each reply, which waits for its first piece."""
-        return (ReplyReader(stream, self._tool_options) for stream in self.streams)
+        for stream in self.streams:
+            self._num_read += 1
+            yield ReplyReader(stream, self._tool_options)
 
     def read(self) -> list[ReplyReader]:
         """Return the readers of the whole replies. Raises as ``User.chat`` and ``ReplyReader``."""
@@ -142,7 +151,17 @@ class Generation:
         return sse_response(closing_events(), fault, self._headers)
 
     def close(self) -> None:
-        """Cancel the replies that are unfinished."""
+        """Cancel the replies that are unfinished, and record what each has by then."""
+        self._ended = True
+        with ExitStack() as streams:
+            streams.callback(self._close_streams)
+            # Closing a stream that nobody has read records nothing. The engine ends it in a step.
+            for stream in self.streams[self._num_read :]:
+                with suppress(PersonalPeftError):
+                    for _ in stream:
+                        pass
+
+    def _close_streams(self) -> None:
         for stream in self.streams:
             stream.close()
 

@@ -145,6 +145,25 @@ def test_a_disconnect_frees_the_row_and_records_the_partial_reply(
         assert {turn.finish_reason for turn in turns} == {"cancelled"}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_disconnect_records_all_replies_of_its_request_alike(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    SlowSteps(monkeypatch, 0.1)
+    with serve_locally(runtime) as site:
+        connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
+        headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
+        body = json.dumps(chat(n=2, stream=stream))
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        wait_for(lambda: runtime.engine().metrics()["generation_tokens_total"] >= 4)
+        connection.sock.close()
+        connection.close()
+        wait_for(lambda: site.running == 0 and site.limiter.in_use == 0)
+        turns = runtime.user("ada").turns()
+        assert [turn.finish_reason for turn in turns] == ["cancelled"] * 2
+        assert all(turn.reply for turn in turns)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("path", "body"),
