@@ -77,15 +77,15 @@ def weight_files(folder: Path, hint: str = FRESH_COPY) -> list[Path]:
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         shards = read_json(folder / INDEX).get("weight_map")
-        names = set(shards.values()) if isinstance(shards, dict) and shards else {None}
-        if not all(
+        names = list(shards.values()) if isinstance(shards, dict) else []
+        if not names or not all(
             isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
             for name in names
         ):
             raise WeightsError(
                 f"{folder / INDEX} does not name safetensors files beside it.", hint=FRESH_COPY
             )
-        return [folder / name for name in sorted(map(str, names))]
+        return [folder / name for name in sorted(set(names))]
     if next(folder.glob("*.bin"), None) is not None:
         raise WeightsError(
             f"The weights in {folder} are pickles (.bin), and a pickle can run any program.",
@@ -243,7 +243,9 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     reply to one user must not depend on another's.
     """
     longest = config.get("max_position_embeddings")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    # transformers refuses anything but a table.
+    rope = rope if isinstance(rope, dict) else {}
     original = rope.get(_ORIGINAL) or config.get(_ORIGINAL)
     if (rope.get("rope_type") or rope.get("type")) in ("longrope", "dynamic") and original:
         longest = original

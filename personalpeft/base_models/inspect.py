@@ -6,6 +6,7 @@ imports no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from personalpeft.base_models.files import FRESH_COPY, read_json, read_text
 from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import CardError, WeightsError, suggest_nearest
-from personalpeft.types import Architecture
+from personalpeft.types import Architecture, is_number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # The version of the cache's entries; raise it with every change of how they are made.
 FACTS = 2
+# Models have 130 blocks at most. A billion of them would take all memory.
+_BLOCKS_LIMIT = 1024
+_BLOCK_COUNT = re.compile(r"(num_|n_)(hidden_)?layers?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,15 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
             f"The weights in {folder} are quantised.",
             hint="Get the model with plain weights (bf16 or fp32).",
         )
+
+    for part in (config, *(each for each in config.values() if isinstance(each, dict))):
+        for key, value in part.items():
+            if _BLOCK_COUNT.fullmatch(key) and is_number(value) and value > _BLOCKS_LIMIT:
+                raise WeightsError(
+                    f"{key} in {folder / 'config.json'} must be at most {_BLOCKS_LIMIT}, "
+                    f"got {value!a:.40}.",
+                    hint=FRESH_COPY,
+                )
 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -24,14 +24,21 @@ from personalpeft.base_models.chat_template import (
     shows_messages,
 )
 from personalpeft.base_models.digest_cache import sealed_digest
-from personalpeft.base_models.files import folder_files, head_sizes, read_json, source_digest
+from personalpeft.base_models.files import (
+    FRESH_COPY,
+    folder_files,
+    head_sizes,
+    read_json,
+    source_digest,
+    weights_of,
+)
 from personalpeft.base_models.gguf.describe import GgufFacts, describe_gguf
 from personalpeft.base_models.inspect import ModelFacts, inspect_model
 from personalpeft.base_models.mapped_weights import MAPPED_FORMATS, bytes_to_load
 from personalpeft.base_models.registry import USUAL_TARGETS, all_cards, card_name, find_card
 from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, ModelCard, Source, usable_sampling
-from personalpeft.errors import CardError, InvalidInput, NotFound, WeightsError
+from personalpeft.errors import CardError, InvalidInput, NotFound, PersonalPeftError, WeightsError
 from personalpeft.sandbox import Limits, run_reader
 from personalpeft.settings import WeightsMode
 from personalpeft.types import Architecture, Message, Progress, Sampling, ToolFormat
@@ -121,8 +128,16 @@ def inspect_local_model(
     """
     path = check_path("path", path)
     cards = all_cards(taken)
-    file = _file_of(path)
-    model, facts = _from_folder(path) if file is None else _from_gguf(file, cards)
+    try:
+        file = _file_of(path)
+        model, facts = _from_folder(path) if file is None else _from_gguf(file, cards)
+    except PersonalPeftError:
+        raise
+    except OSError as error:
+        raise WeightsError(
+            f"{path}: cannot be read: {error.strerror or error}.",
+            hint="Check the path and the permissions of its folders.",
+        ) from error
     card = model.card
     chosen = template or card.template or facts.template
     if chosen is None:
@@ -262,6 +277,7 @@ def _from_folder(folder: Path) -> tuple[LocalModel, ModelFacts]:
     card = find_card(folder)
     files = folder_files(card, folder)
     facts = inspect_model(folder)
+    _check_shapes(folder, facts.architecture)
     layers = {path.rpartition(".")[2] for path in facts.architecture.projections}
     targets = tuple(name for name in (*USUAL_TARGETS, "qkv_proj", "gate_up_proj") if name in layers)
     if not targets:
@@ -296,6 +312,23 @@ def _from_folder(folder: Path) -> tuple[LocalModel, ModelFacts]:
         is_mappable=True,
     )
     return model, facts
+
+
+def _check_shapes(folder: Path, architecture: Architecture) -> None:
+    """Check that the files of weights are whole, and that their linear layers fit the config.
+
+    Layers are not judged that transformers renames when it loads them.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights_of(folder)}
+    for projection, (inputs, outputs) in architecture.projections.items():
+        for block in range(architecture.blocks):
+            name = f"{architecture.block_path}.{block}.{projection}.weight"
+            if shapes.get(name, (outputs, inputs)) != (outputs, inputs):
+                raise WeightsError(
+                    f"{name} in {folder} must be {(outputs, inputs)} by its config.json, "
+                    f"got {shapes[name]}.",
+                    hint=FRESH_COPY,
+                )
 
 
 def recipe(parameters: int) -> dict[str, Any]:

@@ -24,6 +24,11 @@ from personalpeft.backends.torch.ops.base import apply_rotary_embedding
 from personalpeft.base_models.files import head_sizes, weights_of
 
 _HEAD = "lm_head.weight"
+# transformers has defaults for these.
+_NEEDED = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "rms_norm_eps"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class LlamaConfig:
             and not config.get("rope_scaling")
             and not set(rope) - {"rope_theta", "rope_type"}
             and rope.get("rope_type", "default") == "default"
-            and "rms_norm_eps" in config
+            and config.keys() >= _NEEDED
         )
         if not supported:
             return None

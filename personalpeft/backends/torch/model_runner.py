@@ -44,8 +44,10 @@ from personalpeft.backends.torch.mapped_model import (
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.training.fused_modules import RotaryTable, install_fused_modules
 from personalpeft.backends.torch.training.packing import PackedSequence
+from personalpeft.base_models.files import FRESH_COPY
 from personalpeft.base_models.mapped_weights import MappedWeights
 from personalpeft.base_models.types import Base
+from personalpeft.errors import WeightsError
 from personalpeft.types import Architecture
 
 # Activations of one pass beyond these bytes are computed twice instead of kept: with weights in
@@ -327,16 +329,42 @@ def _make_with_transformers(folder: Path, where: DeviceChoice, *, load: bool) ->
     logging.disable_progress_bar()
     AttentionInterface.register("personalpeft", paged_attention_forward)
     options = {"dtype": where.dtype, "attn_implementation": "personalpeft"}
+    parts_for_images = ("vision_tower", "multi_modal_projector")
     if load:
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, **options
-        )
+        try:
+            module: Any
+            module, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise WeightsError(
+                f"The weights in {folder} do not fit its config.json, or the memory: {reason}",
+                hint=FRESH_COPY,
+            ) from error
+        # transformers makes up weights that are missing.
+        missing = [
+            name
+            for name in sorted(info["missing_keys"])
+            if not any(f"{part}." in name for part in parts_for_images)
+        ]
+        if missing:
+            raise WeightsError(
+                f"The weights in {folder} lack {len(missing)} tensors, such as {missing[0]}.",
+                hint=FRESH_COPY,
+            )
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(config, **options)
     # Only images pass through these. A multimodal model then reads text as before.
-    for name in ("vision_tower", "multi_modal_projector"):
+    for name in parts_for_images:
         if hasattr(module.base_model, name):
             setattr(module.base_model, name, None)
     return module

@@ -324,7 +324,7 @@ def _check_tokenizer(fields: _Fields) -> tuple[str, ...]:
     scores = _values(metadata.get("tokenizer.ggml.scores"), float)
     if not (merges if kind == "gpt2" else scores):
         raise fields.fail("has no merges or scores of its tokens.")
-    if kind == "gpt2" and not all(" " in each for each in merges):
+    if kind == "gpt2" and not all(each.count(" ") == 1 for each in merges):
         raise fields.fail("has a merge that is not two tokens.")
     return tokens
 

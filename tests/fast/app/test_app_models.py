@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,144 @@ def test_models_of_other_programs_are_listed_with_what_to_type(
     nowhere = {"HOME": str(tmp_path / "none"), "LLAMA_CACHE": str(tmp_path / "no")}
     none = shell.run("models", "add", "--json", **nowhere)
     assert json.loads(none.stdout)["found"] == []
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new)
+
+
+# A file with a change, by what is wrong with it.
+DAMAGED_FILES: dict[str, Callable[[bytes], bytes]] = {
+    "another magic": lambda content: b"FUGG" + content[4:],
+    "cut off in its header": lambda content: content[:500],
+    "cut off in its weights": lambda content: content[:-5000],
+    "2**63 tensors": lambda content: content[:8] + bytes(7) + b"\x80" + content[16:],
+    "2**63 keys": lambda content: content[:16] + bytes(7) + b"\x80" + content[24:],
+    "a tensor's name that is not UTF-8": replaced(b"blk.0.attn_q.w", b"blk.0.attn_\xff.w"),
+    "a key that is not UTF-8": replaced(b"general.name", b"general.\xff\xfe\xfd\xfc"),
+    "half a surrogate in its name": replaced(b"Tiny qwen3", b"Ti\xed\xa0\x80qwen3"),
+    "no tokenizer": replaced(b"tokenizer.ggml", b"tokenizer.gone"),
+    "a merge of three tokens": replaced("Ġ 1".encode(), b"1 1 "),
+    "the other order of bytes": lambda content: content[:4] + b"\0\0\0\3" + content[8:],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED_FILES)
+def test_a_damaged_file_is_refused_and_leaves_no_card(
+    what: str, shell: Shell, file: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    content = DAMAGED_FILES[what](file.read_bytes())
+    assert content != file.read_bytes()
+    damaged.write_bytes(content)
+    assert_refused(shell, damaged, "--no-try")
+
+
+def config_with(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+
+    return change
+
+
+def holding(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def with_index(content: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(content, "utf-8")
+
+    return change
+
+
+def with_weights(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def replace_weights(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return replace_weights
+
+
+DAMAGED_FOLDERS: dict[str, Callable[[Path], None]] = {
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "an empty tokenizer": holding("tokenizer.json", b""),
+    "a config of zeros": holding("config.json", bytes(4000)),
+    "a config that is not UTF-8": holding("config.json", b'{"\xff": 1}'),
+    "a config that is nested too deeply": holding("config.json", b"[" * 100_000),
+    "rotary settings that are a number": config_with(rope_parameters=5),
+    "text as a size": config_with(hidden_size="64"),
+    "a size of its blocks that its weights have not": config_with(hidden_size=2**40),
+    "a billion blocks": config_with(num_hidden_layers=10**9),
+    "no blocks": config_with(num_hidden_layers=0),
+    "no weights in their file": holding("model.safetensors", b""),
+    "weights of zeros": holding("model.safetensors", bytes(4000)),
+    "weights that are cut off": with_weights(lambda content: content[:-5000]),
+    "a huge header of its weights": with_weights(lambda content: b"\xff" * 7 + content[7:]),
+    "a weight's name that is not UTF-8": with_weights(replaced(b"embed_tok", b"embed_\xffok")),
+    "an index of lists": with_index('{"weight_map": {"x": ["a.safetensors"]}}'),
+    "an index that leads elsewhere": with_index('{"weight_map": {"x": "../a.safetensors"}}'),
+    "an index with half a surrogate": with_index('{"weight_map": {"x": "\\ud800.safetensors"}}'),
+    "a template that is not UTF-8": holding("chat_template.jinja", b"\xff\xfe"),
+}
+
+
+@pytest.fixture
+def folder(tiny_base: Base, tmp_path: Path) -> Path:
+    """A model in Hugging Face format."""
+    path = tmp_path / "my model"
+    shutil.copytree(tiny_base.folder, path)
+    (path / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("what", DAMAGED_FOLDERS)
+def test_a_damaged_folder_is_refused_and_leaves_no_card(
+    what: str, shell: Shell, folder: Path
+) -> None:
+    DAMAGED_FOLDERS[what](folder)
+    assert_refused(shell, folder, "--no-try")
+
+
+# Only loading the model finds these.
+UNLOADABLE_FOLDERS: dict[str, Callable[[Path], None]] = {
+    "fewer tokens than embeddings": config_with(vocab_size=3),
+    "more tokens than memory holds": config_with(vocab_size=2**50),
+    "a weight of another name": with_weights(
+        replaced(b"model.embed_tokens", b"model.embed_tokenx")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNLOADABLE_FOLDERS)
+def test_a_folder_whose_weights_are_of_another_model_is_refused(
+    what: str, shell: Shell, folder: Path
+) -> None:
+    UNLOADABLE_FOLDERS[what](folder)
+    assert_refused(shell, folder)
+
+
+def test_a_setting_that_a_folder_leaves_to_its_kind_of_model_is_that_of_the_kind(
+    shell: Shell, folder: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    # A Llama has 32 heads unless its configuration says otherwise.
+    del config["num_attention_heads"], config["head_dim"]
+    (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 16}), "utf-8")
+    added = shell.run("models", "add", str(folder), backend="torch")
+    assert added.exit_code == 0, added.output
+
+
+def test_a_path_that_the_system_refuses_is_named(shell: Shell) -> None:
+    assert_refused(shell, Path("x" * 5000))
+
+
+def assert_refused(shell: Shell, path: Path, *args: str) -> None:
+    refused = shell.run("models", "add", str(path), *args, backend="torch")
+    assert refused.exit_code in (2, 3, 9), refused.output
+    assert "error: " in refused.stderr
+    assert "hint: " in refused.stderr
+    assert "Traceback" not in refused.output
+    assert cards_of(shell) == []
