@@ -578,7 +578,7 @@ def test_message_text_never_contains_a_plain_text_stop_token(folder: Path, tmp_p
 
 def test_card_that_does_not_fit_its_model_is_refused(folder: Path, tmp_path: Path) -> None:
     source = Source("folder", path=folder)
-    with pytest.raises(CardError, match="targets") as caught:
+    with pytest.raises(CardError, match="target_modules") as caught:
         resolve_base(card(source, targets=("q_prj",)), cache=tmp_path)
     assert "q_proj" in caught.value.hint
     with pytest.raises(CardError, match="context"):
