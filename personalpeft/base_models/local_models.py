@@ -124,7 +124,8 @@ def inspect_local_model(
     Raises:
         NotFound: There is no model.
         WeightsError: The model cannot be a base.
-        CardError: The model has no template that works, or the name is taken.
+        CardError: The model has no template that works, its context holds no prompt, or the name
+            is taken.
     """
     path = check_path("path", path)
     cards = all_cards(taken)
