@@ -76,7 +76,7 @@ def restrict_to_targets(architecture: Architecture, card: ModelCard) -> Architec
         if not paths:
             layers = {path.rpartition(".")[2] for path in architecture.projections}
             raise CardError(
-                f"targets of {card.name} name {target!r}, "
+                f"target_modules of {card.name} name {target!r}, "
                 f"and no block of {architecture.model_type} has such a linear layer.",
                 hint=suggest_nearest(target, layers, what="linear layer"),
             )
