@@ -113,9 +113,9 @@ def test_restored_stack_below_is_not_revalidated(
     judged: list[Stack] = []
     revalidate = learner.revalidate
 
-    def counted(*arguments: Any) -> tuple[bool, Reason]:
+    def counted(*arguments: Any, **margins: float) -> tuple[bool, Reason]:
         judged.append(arguments[-1].below)
-        return revalidate(*arguments)
+        return revalidate(*arguments, **margins)
 
     monkeypatch.setattr(learner, "revalidate", counted)
     layered.rollback("style", None)
@@ -191,7 +191,7 @@ def test_refused_rebuild_is_not_repeated_with_each_later_lesson(
     """The layer stays, so the next lessons are trained on top of it instead of from scratch."""
     old = heads(layered)["skill.email"]
     judge = gate.judge
-    monkeypatch.setattr(learner, "revalidate", lambda *about: (False, checked(0, 4)))
+    monkeypatch.setattr(learner, "revalidate", lambda *about, **margins: (False, checked(0, 4)))
     monkeypatch.setattr(
         gate,
         "judge",
